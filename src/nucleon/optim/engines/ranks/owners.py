@@ -76,7 +76,7 @@ def _collect(tasks: Sequence[Task]) -> Callable[[], None]:
             sends.append((task.owner, mine))
             continue
         for rank in members:
-            size = sum(_sizes(task.stack, rank)) + len(task.stack.params)
+            size = _size(task.stack, rank) + len(task.stack.params)
             task.inbox[rank] = mine if rank == me else mine.new_empty(size)
         receives += [(rank, flat) for rank, flat in task.inbox.items() if rank != me]
     return wire.exchange(sends, receives, "gradients")
@@ -84,14 +84,13 @@ def _collect(tasks: Sequence[Task]) -> Callable[[], None]:
 
 def _held_gradients(stack: Stack) -> Tensor:
     """Return this rank's gradients of a stack, flat, then 1 or 0 per piece for its presence."""
-    present = [float(p.grad is not None) for p in stack.params]
+    present, dtype = [float(p.grad is not None) for p in stack.params], _gradient_dtype(stack)
     parts = [
         torch.zeros_like(shards.local(p)) if p.grad is None else shards.local(p.grad)
         for p in stack.params
     ]
-    boxes, dtype = _boxes(stack, dist.get_rank()), _gradient_dtype(stack)
-    flat = [_packed(*each).to(dtype) for each in zip(stack.pieces, boxes, parts, strict=True)]
-    return torch.cat([*flat, torch.tensor(present).to(flat[0])])
+    flags = torch.tensor(present)
+    return _packed(stack, dist.get_rank(), [part.to(dtype) for part in parts], flags)
 
 
 def _gradient_dtype(stack: Stack) -> torch.dtype:
@@ -107,10 +106,8 @@ def _compute(task: Task, settings: Settings) -> None:
     whole = [shards.zeros(p, _gradient_dtype(stack)) for p in stack.params]
     present = torch.zeros(len(whole), device=whole[0].device)
     for rank, flat in task.inbox.items():
-        *parts, flags = flat.split([*_sizes(stack, rank), len(whole)])
-        each = zip(whole, stack.pieces, _boxes(stack, rank), parts, strict=True)
-        for target, piece, box, part in each:
-            _unpack_into(target[box], piece, box, part)
+        boxes = zip(whole, _boxes(stack, rank), strict=True)
+        flags = _unpack_into([target[box] for target, box in boxes], stack, rank, flat)
         present = torch.maximum(present, flags.float())
     direction, stepped = work.engine.advance(work, settings, whole, stack.per_matrix(present > 0))
     direction = direction.to(stack.work_dtype)
@@ -127,7 +124,7 @@ def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> list[Callabl
     for task in tasks:
         stack, layout = task.stack, shards.of(task.stack.params[0])
         if me != task.owner:
-            size, dtype = sum(_sizes(stack, me)) + stack.count, group["wire_dtype"]
+            size, dtype = _size(stack, me) + stack.count, group["wire_dtype"]
             device = stack.params[0].device
             task.outcome = torch.empty(size, dtype=dtype or stack.work_dtype, device=device)
         if layout is None:
@@ -135,13 +132,11 @@ def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> list[Callabl
         elif me != task.owner:
             receives.append((task.owner, task.outcome))
         else:
-            direction, stepped = _unpack(task)
+            direction, stepped = _split(task)
             whole = stack.whole(direction)
             for rank in layout.ranks:
-                both = zip(stack.pieces, _boxes(stack, rank), whole, strict=True)
-                flat = torch.cat(
-                    [*(_packed(piece, box, w[box]) for piece, box, w in both), stepped]
-                )
+                boxes = zip(whole, _boxes(stack, rank), strict=True)
+                flat = _packed(stack, rank, [w[box] for w, box in boxes], stepped)
                 if rank == me:
                     task.outcome = flat
                 else:
@@ -156,20 +151,17 @@ def _finish(settings: Settings, tasks: Sequence[Task], waits: Sequence[Callable[
     for task in tasks:
         stack, dtype = task.stack, task.stack.work_dtype
         if shards.sharded(stack.params[0]):
-            sizes = [*_sizes(stack, dist.get_rank()), stack.count]
-            *flat, stepped = task.outcome.to(dtype).split(sizes)
-            parts = [flat[0].new_zeros(shards.local(p).shape) for p in stack.params]
-            boxes = _boxes(stack, dist.get_rank())
-            for part, piece, box, x in zip(parts, stack.pieces, boxes, flat, strict=True):
-                _unpack_into(part, piece, box, x)
+            flat = task.outcome.to(dtype)
+            parts = [flat.new_zeros(shards.local(p).shape) for p in stack.params]
+            stepped = _unpack_into(parts, stack, dist.get_rank(), flat)
             reference.move_boxes(task.work, settings, parts, stepped)
         else:
-            direction, stepped = _unpack(task)
+            direction, stepped = _split(task)
             reference.move(task.work, settings, direction.to(dtype), stepped)
         task.outcome = task.outcome.new_empty(0)
 
 
-def _unpack(task: Task) -> tuple[Tensor, Tensor]:
+def _split(task: Task) -> tuple[Tensor, Tensor]:
     """Split a flat outcome into directions (b, m, n) and the mask of stepped matrices (b,)."""
     flat, count = task.outcome, task.stack.count
     return flat[:-count].view(count, *sorted(task.stack.shape)), flat[-count:]
@@ -181,10 +173,10 @@ def _boxes(stack: Stack, rank: int) -> list[Box]:
     return [h.boxes[h.ranks.index(rank)] if h else shards.box(p) for p, h in layouts]
 
 
-def _sizes(stack: Stack, rank: int) -> list[int]:
-    """Return the number of entries of each piece on a rank, without other sections."""
-    both = zip(stack.pieces, _boxes(stack, rank), strict=True)
-    return [math.prod(_shape(piece, box)) for piece, box in both]
+def _size(stack: Stack, rank: int) -> int:
+    """Return the number of entries of a stack on a rank, without other sections."""
+    boxes = zip(stack.pieces, _boxes(stack, rank), strict=True)
+    return sum(math.prod(_shape(piece, box)) for piece, box in boxes)
 
 
 def _shape(piece: Piece, box: Box) -> list[int]:
@@ -200,19 +192,22 @@ def _lines(piece: Piece, box: Box) -> tuple[int, Tensor]:
     return axes.lines(piece.block, extents, piece.param.device)
 
 
-def _packed(piece: Piece, box: Box, part: Tensor) -> Tensor:
-    """Return the section of a piece in a rank's shard of its parameter, flat."""
-    if piece.block.section is not None:
-        axis, lines = _lines(piece, box)
-        part = part.index_select(axis, lines)
-    return part.reshape(-1)
+def _packed(stack: Stack, rank: int, parts: Sequence[Tensor], flags: Tensor) -> Tensor:
+    """Return the sections of a stack in a rank's shards of its parameters, flat, then the flags."""
+    flat: list[Tensor] = []
+    for piece, box, part in zip(stack.pieces, _boxes(stack, rank), parts, strict=True):
+        whole = piece.block.section is None
+        flat.append((part if whole else part.index_select(*_lines(piece, box))).reshape(-1))
+    return torch.cat([*flat, flags.to(flat[0])])
 
 
-def _unpack_into(part: Tensor, piece: Piece, box: Box, flat: Tensor) -> None:
-    """Write the result of `_packed` into a rank's shard of the parameter."""
-    flat = flat.view(_shape(piece, box))
-    if piece.block.section is None:
-        part.copy_(flat)
-    else:
-        axis, lines = _lines(piece, box)
-        part.index_copy_(axis, lines, flat.to(part.dtype))
+def _unpack_into(parts: Sequence[Tensor], stack: Stack, rank: int, flat: Tensor) -> Tensor:
+    """Write the result of `_packed` into a rank's shards, and return the flags."""
+    for piece, box, part in zip(stack.pieces, _boxes(stack, rank), parts, strict=True):
+        shape = _shape(piece, box)
+        section, flat = flat.tensor_split([math.prod(shape)])
+        if piece.block.section is None:
+            part.copy_(section.view(shape))
+        else:
+            part.index_copy_(*_lines(piece, box), section.view(shape).to(part.dtype))
+    return flat
