@@ -16,7 +16,6 @@ backends = pytest.importorskip("triton.backends.compiler")
 triton_symmetric = pytest.importorskip("nucleon.linalg.triton_symmetric")
 kernels = pytest.importorskip("nucleon.optim.engines.cuda.kernels")
 adamw_kernels = pytest.importorskip("nucleon.optim.engines.cuda.adamw_kernels")
-small = pytest.importorskip("nucleon.optim.engines.cuda.small")
 perturbed = pytest.importorskip("nucleon.optim.engines.cuda.perturbed")
 
 pytestmark = pytest.mark.skipif(
@@ -92,7 +91,7 @@ CASES = {
         {**TYPES, **FOLDED, "HAS_GRAM": True},
     ),
     "small": (
-        small.advance,
+        kernels.step_small,
         {**TENSORS, "skipped": TABLE, "quiet": TABLE, "grams": TABLE, "mask": "*i1"}
         | {"taken": "*i1", "directions": "*fp32", **WHERE, **FACTORS, "longest": "i32"}
         | dict.fromkeys(

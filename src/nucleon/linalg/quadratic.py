@@ -198,11 +198,11 @@ class _Frame(NamedTuple):
 
 
 class _Iteration(ABC):
-    """A solver under way on a stack: its point `x` and a `proxy` that shrinks with the gap at x."""
+    """A solver on a stack: its point `x`, and a `proxy` that shrinks with the gap at x."""
 
     def __init__(self, problem: _Problem, x: Tensor) -> None:
         self.problem = problem
-        self.x = x
+        self.x = self.ahead = x
         self.proxy = matrix_norm(x)
 
     @abstractmethod
@@ -222,7 +222,6 @@ class _ProjectedGradient(_Iteration):
 
     def __init__(self, problem: _Problem, x: Tensor) -> None:
         super().__init__(problem, x)
-        self.ahead = x
         self.lipschitz = _largest(problem.weight)
         self.momentum = torch.ones_like(self.lipschitz)
         root = (problem.weight.amin((-2, -1), keepdim=True) / self.lipschitz).sqrt()
@@ -243,10 +242,6 @@ class _ProjectedGradient(_Iteration):
 
 class _FrankWolfe(_Iteration):
     """Conditional gradient: towards −polar(∇f(x)) with exact line search (Jaggi, 2013)."""
-
-    def __init__(self, problem: _Problem, x: Tensor) -> None:
-        super().__init__(problem, x)
-        self.ahead = x
 
     def step(self, k: int) -> None:
         self.x = self.ahead

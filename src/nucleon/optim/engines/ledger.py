@@ -20,7 +20,7 @@ from nucleon import moments
 from nucleon.certificate import PROMISE
 from nucleon.linalg._precision import widest
 from nucleon.linalg.norms import operator_norm_bound
-from nucleon.optim.engines.work import Hyperparameters, Matrices, Settings, State
+from nucleon.optim.engines.work import Matrices, Settings, State
 from nucleon.optim.matrices import shards, stacks
 from nucleon.optim.matrices.axes import Block
 
@@ -80,7 +80,10 @@ def record(
     gradient = gradient.to(wide)
     # P as it is applied to the weights: an owner sends it in `wire_dtype`.
     direction = direction.to(_sent(settings.group) or direction.dtype).to(wide)
-    game = torch.stack([torch.full_like(state["loss"], x) for x in _game(hyper)], dim=-1)
+    same = math.isclose(hyper.gram_discount, hyper.momentum, rel_tol=1e-12)  # beta2 may be given
+    covered = hyper.smoothing if same and not hyper.lookahead else 0.0
+    now = (hyper.momentum, covered, hyper.gradient_bound)
+    game = torch.stack([torch.full_like(state["loss"], x) for x in now], dim=-1)
     changed = (state["rounds"] > 0) & (game != state["game"]).any(-1)
     old = {name: x.masked_fill(_like(changed, x), 0) for name, x in state.items()}
 
@@ -117,13 +120,6 @@ def _entry(states: Sequence[State], name: str) -> list[Tensor]:
 def _like(mask: Tensor, x: Tensor) -> Tensor:
     """Return a mask (b,) with as many dimensions as `x`."""
     return mask.view(-1, *(1 for _ in x.shape[1:]))
-
-
-def _game(hyper: Hyperparameters) -> tuple[float, float, float]:
-    """Return γ, c and G; c = 0 for options that the theorem does not cover."""
-    same = math.isclose(hyper.gram_discount, hyper.momentum, rel_tol=1e-12)  # beta2 may be given
-    covered = same and not hyper.lookahead
-    return hyper.momentum, hyper.smoothing if covered else 0.0, hyper.gradient_bound
 
 
 def _sent(group: Mapping[str, Any]) -> torch.dtype | None:

@@ -112,7 +112,8 @@ def advance(
             torch._foreach_copy_(stack.grams(states), gram.split(stack.counts))
         stack.scatter_own(torch.where(stepped, quiet, old_quiet), map(_QUIET, states))
         skipped = ~stepped if has_gradient is None else has_gradient & ~stepped
-        stack.add_own(skipped.long(), map(_SKIPPED, states))
+        counts = stack.own(map(_SKIPPED, states))
+        torch._foreach_add_(counts, skipped.long().split(stack.counts))
         return direction, stepped
 
 

@@ -110,11 +110,6 @@ class Stack:
         """Number of matrices."""
         return sum(self.counts)
 
-    @cached_property
-    def gram_keys(self) -> list[str]:
-        """Keys of the Gram matrices in the state of each piece."""
-        return [gram_key(piece.block) for piece in self.pieces]
-
     def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """Stack tensors shaped like the parameters, one per piece → (b, m, n), m ≤ n.
 
@@ -166,10 +161,6 @@ class Stack:
     def scatter_own(self, stacked: Tensor, states: Iterable[Tensor]) -> None:
         """Write (b, …) into state tensors with one entry per matrix, one per piece."""
         torch._foreach_copy_(self.own(states), stacked.split(self.counts))
-
-    def add_own(self, stacked: Tensor, states: Iterable[Tensor]) -> None:
-        """Add (b, …) to state tensors with one entry per matrix, one per piece."""
-        torch._foreach_add_(self.own(states), stacked.split(self.counts))
 
     def own(self, states: Iterable[Tensor]) -> list[Tensor]:
         """Return the part of each piece of state tensors with one entry per matrix; views."""

@@ -1,8 +1,8 @@
 """The CUDA engine of matrices: the step of a stack in a few passes over its gradients.
 
 Where the direction is the float16 recursion, its operands are made from the parameters' own
-gradients and moments, without a float32 copy of the stack (`small` has matrices below 64 rows,
-`perturbed` those with noise):
+gradients and moments, without a float32 copy of the stack (matrices below 64 rows have a kernel of
+their own, those with noise are in `perturbed`):
 
     sum_squares   ‖S‖_F, ‖G‖_F and ‖Ĝ‖_F of each matrix, S = βĜ + G, and from them which are finite
     advance       Ĝ ← βĜ + G;  S and G in float16, short side first
@@ -40,8 +40,6 @@ from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.polar_methods import HALF_ROWS, chosen_method, polynomials
 
-RECURSIONS = {"polar": half.polar_factors, "augmented": half.augmented_factors}
-"""The recursions without noise, from `kernels.begin` to the factors of the direction."""
 MOST_NOISE = 2**30
 """Entries of all samples of a matrix, which are drawn at once: 4 GiB with what becomes of them."""
 LONGEST = 2**16
@@ -209,15 +207,15 @@ def direction(
 
     Every P of this engine is from here; `diagnostics` call `reference.present_direction`.
     """
-    from nucleon.optim.engines.cuda import kernels, perturbed, small
+    from nucleon.optim.engines.cuda import kernels, perturbed
 
     # Triton launches on the current device; products of float16 are summed in float32.
     with torch.cuda.device_of(table), exact_products(table.device):
         if program.kernel == "perturbed":
             return perturbed.compute(program, table, has_gradient)
         if program.small:
-            return small.compute(program, table, has_gradient)
+            return kernels.small(program, table, has_gradient)
         start, taken = kernels.begin(program, table, has_gradient)
-        sequence = polynomials("half", program.iterations)
-        q, x = RECURSIONS[program.kernel](start, sequence)
+        recursion = half.augmented_factors if program.has_gram else half.polar_factors
+        q, x = recursion(start, polynomials("half", program.iterations))
         return q @ x, taken

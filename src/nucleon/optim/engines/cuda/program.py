@@ -13,6 +13,7 @@ from nucleon.optim.engines.cuda import addresses
 from nucleon.optim.engines.cuda.addresses import Layout, layout_of
 from nucleon.optim.engines.cuda.replay import Input, Replay
 from nucleon.optim.engines.work import Draws, Hyperparameters, Matrices, Settings, facts_of
+from nucleon.optim.matrices.stacks import gram_key
 from nucleon.optim.polar_methods import chosen_method
 
 LARGEST = 2**35
@@ -33,7 +34,7 @@ class Program:
     kernel: str
     """The recursion of the direction, one of `KERNELS`."""
     small: bool
-    """True if it is that of `small`."""
+    """True if it is that of `kernels.small`."""
     gradient: torch.dtype
     total: torch.dtype
     weight: torch.dtype
@@ -123,7 +124,7 @@ class Launches:
         """True once a gradient was missing: then the kernels read the mask."""
         self.recording: Recording | None = None
         self._options: object = None
-        keys = {"gram": stack.gram_keys}
+        keys = {"gram": [gram_key(piece.block) for piece in stack.pieces]}
         self._entries = [
             (state, key)
             for kind in self._program.states
