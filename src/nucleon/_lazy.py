@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -21,15 +22,11 @@ def attach(
     source = {name: module for module, names in sources.items() for name in names.split()}
 
     def load(name: str) -> Any:
-        if name.startswith("_"):
+        module = f"{package}.{source.get(name, name)}"
+        if find_spec(module) is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        try:
-            module = import_module(f"{package}.{source.get(name, name)}")
-        except ModuleNotFoundError as error:
-            if error.name != f"{package}.{name}":  # a dependency of the module is missing
-                raise
-            raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
-        value = getattr(module, name) if name in source else module
+        value = import_module(module)
+        value = getattr(value, name) if name in source else value
         setattr(sys.modules[package], name, value)
         return value
 
