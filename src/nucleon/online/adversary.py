@@ -71,7 +71,7 @@ def search(
         steps: of the ascent (default 200).
         seed: of the starts and of the ascent's samples (default 0).
     """
-    player = _player(learner, shape, seed)
+    player = build(learner, shape, seed=seed)
     _checks.count("rounds", rounds, minimum=2)
     fixed: dict[str, Any] = {"eta": player.eta, "constants": player.constants}
     gradients = _starts(starts, rounds, shape, seed).requires_grad_()
@@ -105,45 +105,33 @@ def measure(
         first_seed: seed of the noise of the first game (default 0).
     """
     shape = tuple(gradients.shape[-2:])
-    player = _player(learner, shape, first_seed)
+    player = build(learner, shape, seed=first_seed)
     if player.is_random:
-        player = _player(learner, (games, *shape), first_seed)
+        player = build(learner, (games, *shape), seed=first_seed)
         gradients = gradients.unsqueeze(1).expand(-1, games, -1, -1)
     ratios = play(player, replay(gradients), len(gradients)).certificate.share
-    if not player.is_random:
-        return Ratio(ratios.item(), 0.0)
-    return Ratio(ratios.mean().item(), 3 * ratios.std().item() / math.sqrt(games))
+    margin = 3 * ratios.std().item() / math.sqrt(games) if player.is_random else 0.0
+    return Ratio(ratios.mean().item(), margin)
 
 
 def build(
-    learner: Searched,
-    shape: tuple[int, int],
-    *,
-    games: int | None = None,
-    samples: int = SAMPLES,
-    seed: int = 0,
+    learner: Searched | Build, shape: tuple[int, ...], *, samples: int = SAMPLES, seed: int = 0
 ) -> GBPA:
-    """Return a learner for the search: radius and gradient bound 1, float64.
+    """Return a learner for the search: radius, gradient bound and discount 1, float64.
 
-    FTPL draws `samples` per round (default 64) in antithetic pairs; each of `games` has its own.
+    Args:
+        learner: "faml", "ftrl" or "ftpl", or a function that builds another.
+        shape: (m, n), m ≤ n, or (b, m, n) for b games.
+        samples: draws of FTPL in each round, in antithetic pairs (default 64).
+        seed: of its noise (default 0).
     """
-    _checks.choice("learner", learner, get_args(Searched))
-    rows, columns = (_checks.count("every side of shape", side) for side in shape)
-    full = (rows, columns) if games is None else (games, rows, columns)
-    if learner == "ftpl":
-        return FTPL(full, samples=samples, antithetic=True, seed=seed, dtype=torch.float64)
-    if learner == "ftrl":
-        return FTRL(full, dtype=torch.float64)
-    return FAML(full, dtype=torch.float64)
-
-
-def _player(learner: Searched | Build, shape: tuple[int, ...], seed: int) -> GBPA:
-    """Return the learner; raise unless its bound is that of `regret_ratio`."""
-    *games, rows, columns = shape
-    if rows > columns:
-        raise ValueError(f"shape must have m ≤ n, got {rows}×{columns}; transpose it")
+    if shape[-2] > shape[-1]:
+        raise ValueError(f"shape must have m ≤ n, got {shape[-2]}×{shape[-1]}; transpose it")
     if not callable(learner):
-        return build(learner, (rows, columns), games=games[0] if games else None, seed=seed)
+        _checks.choice("learner", learner, get_args(Searched))
+        if learner == "ftpl":
+            return FTPL(shape, samples=samples, antithetic=True, seed=seed, dtype=torch.float64)
+        return {"faml": FAML, "ftrl": FTRL}[learner](shape, dtype=torch.float64)
     player = learner(shape, seed)
     bound = player.stated_bound
     if (player.radius, player.discount) != (1, 1) or bound is None or bool((bound != 1).any()):

@@ -37,7 +37,7 @@ def compared(case: WorstCase) -> Row:
     learner, options = build(cast(Searched, case.learner), shape), dict[str, Any]()
     if name == "FTPL":
         shape, gradients = (2, *shape), gradients.unsqueeze(1).expand(-1, 2, -1, -1)
-        learner = build("ftpl", case.shape, games=2, samples=4)
+        learner = build("ftpl", shape, samples=4)
         options["noise"] = drawn(shape, samples=4, antithetic=True)
     title = f"{name}, {label(shape)}, T = {case.rounds}"
     return compare(title, learner, gradients, twins.gbpa(name, shape, **options))
@@ -60,8 +60,8 @@ def random_signs(
     totals = (flips @ isometries.flatten(1)).unflatten(1, shape)
     comparators = torch.linalg.svdvals(totals).sum(-1)
     gradients = flips[:SIGN_GAMES].mT[..., None, None] * isometries.unsqueeze(1)
-    options = {"games": SIGN_GAMES, "samples": SIGN_SAMPLES, "seed": run.seed}
-    player = build(LEARNERS[name], shape, **options)
+    options = {"samples": SIGN_SAMPLES, "seed": run.seed}
+    player = build(LEARNERS[name], (SIGN_GAMES, *shape), **options)
     trace = play(player, replay(gradients), rounds, record=rounds)
     difference = trace.regret[-1] - comparators[:SIGN_GAMES]
     error = 3 * difference.std().item() / math.sqrt(SIGN_GAMES)
