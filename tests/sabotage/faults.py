@@ -65,8 +65,7 @@ def muon_momentum(init, self, params, lr=0.02, momentum=0.95, **options):
 
 @fault("Leon's floor is G², not G²β₁⁻²", "thm-leon", (reference, "smoothing_of"))
 def leon_floor(smoothing, gram, hyper):
-    bound = hyper.gradient_bound * hyper.momentum
-    return smoothing(gram, dataclasses.replace(hyper, gradient_bound=bound))
+    return smoothing(gram, dataclasses.replace(hyper, raised_bound=hyper.gradient_bound))
 
 
 fault("the optimizer's exponential steps are twice as long", "thm-leon", (reference, "_length"))(
