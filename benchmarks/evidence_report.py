@@ -59,12 +59,12 @@ class Part:
 
     @property
     def kinds(self) -> list[str]:
-        """The decayed schedules."""
+        """Return the decayed schedules."""
         return list(dict.fromkeys(kind for kind, _ in self.cell.decays))
 
     @property
     def judged(self) -> list[tuple[str, Choice | None, str]]:
-        """Title, setting and f of what is set against the decayed runs.
+        """Return title, setting and f of the arm that is compared with the decayed runs.
 
         Beside the average it is the setting that README and docs recommend, where that differs.
         """

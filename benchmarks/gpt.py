@@ -160,20 +160,20 @@ class Text:
     context: int
 
     def batch(self, index: int, size: int, *, seed: int) -> Batch:
-        """`size` windows at places drawn from (seed, index)."""
+        """Return `size` windows at places drawn from (seed, index)."""
         places = noise.uniform((size,), seed=seed, stream=WINDOWS, step=index, dtype=torch.float64)
         last = len(self.tokens) - self.context  # ceil maps (0, 1] onto 1, …, last
         return self.windows(self.tokens, (places * last).ceil().long() - 1)
 
     def judged(self, size: int, windows: int = JUDGED) -> Iterator[Batch]:
-        """Up to `windows` of the held-out text that do not overlap, in batches of `size`."""
+        """Return up to `windows` of the held-out text that do not overlap, in batches of `size`."""
         last = len(self.held_out) - self.context - 1
         count = min(windows, last // self.context + 1)
         starts = torch.linspace(0, last, count, dtype=torch.float64).long().to(self.held_out.device)
         return (self.windows(self.held_out, some) for some in starts.split(size))
 
     def windows(self, tokens: Tensor, starts: Tensor) -> Batch:
-        """The windows that begin at `starts`."""
+        """Return the windows that begin at `starts`."""
         offsets = torch.arange(self.context + 1, device=starts.device)
         windows = tokens[starts[:, None] + offsets].long()
         return windows[:, :-1], windows[:, 1:]
@@ -259,7 +259,7 @@ class BytePairs:
 
     @property
     def size(self) -> int:
-        """Number of tokens."""
+        """Return the number of tokens."""
         return BYTES + len(self.merges)
 
     def encode(self, text: str) -> Tensor:

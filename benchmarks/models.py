@@ -78,7 +78,7 @@ class Parts:
 
 
 def divided(optimizer: nucleon.Leon) -> Parts:
-    """The matrices that an optimizer steps, cut out, and the parameters it leaves to AdamW."""
+    """Return the matrices of an optimizer as copies, and the parameters it leaves to AdamW."""
     routes = {row.name: row for row in optimizer.explain()}
     parts = Parts([], [], Counter())
     for param, info in optimizer.infos.items():
@@ -100,7 +100,7 @@ def divided(optimizer: nucleon.Leon) -> Parts:
 def sides(
     model: nn.Module, parts: Parts, peers: dict[str, Make], average: float | None
 ) -> dict[str, Callable[[], list[Optimizer]]]:
-    """Functions that make the optimizers of one whole step, by method."""
+    """Return functions that make the optimizers of one whole step, by method."""
 
     def adamw(params: Iterable[Tensor]) -> list[Optimizer]:
         given = list(params)
@@ -154,7 +154,7 @@ def _clock() -> Callable[[], float]:
 
 
 def milliseconds(call: Step, device: str) -> float:
-    """One call, from an idle device to an idle device."""
+    """Return the milliseconds of a call, from an idle device to an idle device."""
     if device != "cuda":
         clock = _clock()
         start = clock()
@@ -170,7 +170,7 @@ def milliseconds(call: Step, device: str) -> float:
 
 
 def passes(network: Network, options: argparse.Namespace) -> float:
-    """Milliseconds of forward and backward; the gradients of the last one stay."""
+    """Return the milliseconds of forward and backward; the gradients of the last one stay."""
     half = options.device == "cuda" and options.dtype == "float32"
 
     def once() -> None:
@@ -190,7 +190,7 @@ def passes(network: Network, options: argparse.Namespace) -> float:
 def interleaved(
     steps: dict[str, Step], params: Sequence[Tensor], options: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Milliseconds of each step in each round, in another order every time."""
+    """Return the milliseconds of each step in each round, in another order every time."""
     found: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(WARM + options.rounds):
         if options.move_gradients:
@@ -211,7 +211,7 @@ def move_gradients(params: Sequence[Tensor]) -> None:
 
 
 def with_memory(make: Callable[[], list[Optimizer]]) -> tuple[list[Optimizer], float]:
-    """Optimizers that are warm, and the MiB that their first steps took above their state."""
+    """Return warm optimizers, and the MiB that their first steps took above their state."""
     gc.collect()  # or something might be freed meanwhile, and hide what a step takes
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -233,7 +233,7 @@ def state_bytes(optimizer: Optimizer) -> int:
 
 
 def launched(step: Step) -> Figures:
-    """Launches by the host in one warm step; the kernels on the device and their milliseconds."""
+    """Return the host's launches in one warm step, the device's kernels and their milliseconds."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         step()
@@ -257,7 +257,7 @@ def launched(step: Step) -> Figures:
 def measure(
     network: Network, peers: dict[str, Make], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """All figures of one model; printed on the way."""
+    """Return all figures of one model, and print them on the way."""
     backward = passes(network, options)
     parts = divided(nucleon.Leon.for_model(network.model))
     result = facts(network, parts, backward)
@@ -344,7 +344,7 @@ def tabulate(methods: dict[str, Figures]) -> None:
 
 
 def ratios(times: dict[str, float]) -> dict[str, dict[str, Any]]:
-    """Leon's step against what it is held to, or steps with an average against those without."""
+    """Compare Leon's step with its references, or steps with an average with those without."""
     if LEON + AVERAGE in times:
         against = {name + AVERAGE: (name + AVERAGE, name) for name in (LEON, MUON)}
     else:

@@ -22,7 +22,7 @@ Columns = Mapping[str, Callable[[Result], str]]
 
 
 def label(result: Result) -> str:
-    """The model, what is not usual about it, and the parameters that are trained."""
+    """Return the model's name, its unusual settings, and the number of trained parameters."""
     dtypes = {name.removeprefix("torch.") for name in result["dtypes"]} - {"float32"}
     layout = ["channels last"] if result["channels_last"] else []
     tiny = ["tiny"] if result["tiny"] else []
@@ -33,25 +33,25 @@ def millions(result: Result) -> str:
     return f"{result['trained'] / 1e6:,.0f} M"
 
 
-def told(value: float) -> str:
-    """Three digits, all of those before the point."""
+def digits(value: float) -> str:
+    """Return a number with three digits, and all before the point."""
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def of(
-    method: str, key: str = "milliseconds", style: Callable[[float], str] = told
+    method: str, key: str = "milliseconds", style: Callable[[float], str] = digits
 ) -> Callable[[Result], str]:
-    """A column: a figure of one method."""
+    """Return a column: a figure of one method."""
     return lambda result: style(result["methods"][method][key])
 
 
 def fastest(result: Result) -> str:
-    """The fastest other Muon that was measured."""
+    """Return the fastest other Muon that was measured."""
     return result["ratios"]["fastest other Muon"]["of"]
 
 
-def fastest_of(key: str, style: Callable[[float], str] = told) -> Callable[[Result], str]:
-    """A column: a figure of the fastest other Muon, with its name."""
+def fastest_of(key: str, style: Callable[[float], str] = digits) -> Callable[[Result], str]:
+    """Return a column: a figure of the fastest other Muon, with its name."""
 
     def cell(result: Result) -> str:
         name = fastest(result)
@@ -61,13 +61,13 @@ def fastest_of(key: str, style: Callable[[float], str] = told) -> Callable[[Resu
 
 
 def ratio(which: str) -> Callable[[Result], str]:
-    """A column: Leon's time over that of one of `models.REQUIRED`."""
+    """Return a column: Leon's time over that of one of `models.REQUIRED`."""
     return lambda result: f"{result['ratios'][which]['ratio']:.2f}"
 
 
 def spread(result: Result) -> str:
     found = result["methods"][LEON]
-    return f"{told(found['least'])} to {told(found['most'])}"
+    return f"{digits(found['least'])} to {digits(found['most'])}"
 
 
 def whole(value: float) -> str:
@@ -75,7 +75,7 @@ def whole(value: float) -> str:
 
 
 def state_bytes(result: Result) -> dict[str, int]:
-    """State between steps of each method, in float32."""
+    """Return the bytes of state between steps of each method, in float32."""
     matrices = sum(count * m * n for count, m, n in result["matrices"])
     grams = sum(count * min(m, n) ** 2 for count, m, n in result["matrices"])
     rest = 2 * result["rest"]["entries"]
@@ -87,7 +87,7 @@ def state_bytes(result: Result) -> dict[str, int]:
 
 
 def state(method: str) -> Callable[[Result], str]:
-    """A column: the MiB of a state."""
+    """Return a column: the MiB of a state."""
     return lambda result: whole(state_bytes(result)[method] / 2**20)
 
 
@@ -103,7 +103,7 @@ TIMES: Columns = {
 BATCHES: Columns = {
     "model": label,
     "batch": lambda result: result["batch"],
-    "forward and backward, ms": lambda result: told(result["forward_backward_milliseconds"]),
+    "forward and backward, ms": lambda result: digits(result["forward_backward_milliseconds"]),
     "Leon, least to most": spread,
     "Leon / fastest other": ratio("fastest other Muon"),
     "Leon / same blocks": ratio("same blocks"),

@@ -61,7 +61,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     channels_last: bool = False,
 ) -> Network:
-    """A network with its batch, drawn on its device.
+    """Return a network with its batch, drawn on its device.
 
     Args:
         name: one of `KINDS`.
@@ -91,19 +91,19 @@ def build(
 
 
 def tokens(sizes: Sizes, count: int, length: int) -> Batch:
-    """Sequences, each to be continued."""
+    """Return sequences, each to be continued."""
     drawn = torch.randint(sizes["vocab_size"], (count, length))
     return {"input_ids": drawn, "labels": drawn}
 
 
 def images(sizes: Sizes, count: int, length: int) -> Batch:
-    """Square images in colour, and their classes."""
+    """Return square images in colour, and their classes."""
     pixels = torch.randn(count, 3, length, length)
     return {"pixel_values": pixels, "labels": torch.randint(sizes["classes"], (count,))}
 
 
 def speech(sizes: Sizes, count: int, length: int) -> Batch:
-    """Spectrograms of the full length, and what was said."""
+    """Return spectrograms of the full length, and their words."""
     frames = 2 * sizes["max_source_positions"]  # the second convolution halves them
     heard = torch.randn(count, sizes["num_mel_bins"], frames)
     return {
@@ -116,7 +116,7 @@ def speech(sizes: Sizes, count: int, length: int) -> Batch:
 
 
 def from_transformers(name: str) -> Callable[[Sizes], nn.Module]:
-    """A class of transformers with these sizes."""
+    """Return a class of transformers with these sizes."""
 
     def make(sizes: Sizes) -> nn.Module:
         import transformers
@@ -148,7 +148,7 @@ class LoRA(nn.Module):
 
 
 def adapted_llama(sizes: Sizes) -> nn.Module:
-    """A Llama of which only factors of rank `RANK` beside the linear layers are trained."""
+    """Return a Llama with trained factors of rank `RANK` beside its frozen linear layers."""
     model = from_transformers("LlamaForCausalLM")(sizes).requires_grad_(False)
     for module in [*model.modules()]:
         for name, child in [*module.named_children()]:

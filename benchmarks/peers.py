@@ -31,7 +31,7 @@ OPTIONS: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.0, "nesterov": False, "
 
 
 def load(entries: Sequence[str]) -> tuple[dict[str, Make], dict[str, Direction], dict[str, str]]:
-    """Whole optimizers, bare directions and versions by name, of every peer, NAME or NAME=PATH."""
+    """Return optimizers, directions and versions by name of every peer, NAME or NAME=PATH."""
     torch._dynamo.config.recompile_limit = 64  # they compile once a shape,
     torch._dynamo.config.automatic_dynamic_shapes = False  # and for that shape
     optimizers: dict[str, Make] = {}
@@ -54,7 +54,7 @@ def load(entries: Sequence[str]) -> tuple[dict[str, Make], dict[str, Direction],
 
 
 def version(name: str, path: str) -> str:
-    """The version of an installed peer; of a folder its commit, or a digest of its Python files."""
+    """Return the version of an installed peer, or the commit or a digest of a folder."""
     if not path:
         return metadata.version(name)
     if (Path(path) / ".git").exists():

@@ -44,13 +44,13 @@ Shape = tuple[int, int]
 
 
 def gpt(layers: int, width: int) -> list[Shape]:
-    """The matrices of a GPT: queries, keys and values; projection; and the two of the MLP."""
+    """Return the matrices of a GPT: queries, keys, values; projection; the two of the MLP."""
     d = width
     return [(3 * d, d), (d, d), (4 * d, d), (d, 4 * d)] * layers
 
 
 def llama(layers: int, width: int, keys: int, hidden: int) -> list[Shape]:
-    """Queries and output, keys and values, and the three matrices of a gated MLP."""
+    """Return the matrices of a Llama: queries and output, keys and values, and the three matrices of a gated MLP."""
     d = width
     return (
         [(d, d)] * 2 * layers
@@ -61,7 +61,7 @@ def llama(layers: int, width: int, keys: int, hidden: int) -> list[Shape]:
 
 
 def resnet50() -> list[Shape]:
-    """Convolutions flattened to output × input·height·width, and the classifier."""
+    """Return convolutions flattened to output × input·height·width, and the classifier."""
     shapes: list[Shape] = [(64, 3 * 49)]
     inputs = 64
     for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
@@ -123,12 +123,12 @@ EXACT |= {f"{name} bfloat16": EXACT[name] for name in ("Muon", "Leon", "Pion k=1
 
 
 def exact_peer(params: Sequence[Tensor]) -> torch.optim.Optimizer:
-    """Peers are asked for polar factors without a scale for the shape, see `peers.OPTIONS`."""
+    """Return exact polar factors without a scale for the shape, as `peers.OPTIONS` asks for."""
     return nucleon.Muon(params, method="svd", scale="none", **PLAIN)
 
 
 def shapes_of(name: str) -> list[Shape]:
-    """A named set, or LAYERSxWIDTH for a GPT of that size."""
+    """Return a named set, or LAYERSxWIDTH for a GPT of that size."""
     if name in SETS:
         return SETS[name]
     layers, width = map(int, name.split("x"))
@@ -136,7 +136,7 @@ def shapes_of(name: str) -> list[Shape]:
 
 
 def gradients(shapes: Sequence[Shape], device: str, seed: int) -> list[Tensor]:
-    """Gaussian matrices whose rows fall off as k^(-1/2)."""
+    """Return Gaussian matrices whose rows fall off as k^(-1/2)."""
     generator = torch.Generator(device).manual_seed(seed)
     fall = [torch.arange(1, m + 1, device=device).rsqrt()[:, None] for m, _ in shapes]
     drawn = (torch.randn(s, generator=generator, device=device) for s in shapes)
@@ -144,7 +144,7 @@ def gradients(shapes: Sequence[Shape], device: str, seed: int) -> list[Tensor]:
 
 
 def parameters(shapes: Sequence[Shape], device: str, dtype: torch.dtype) -> list[Tensor]:
-    """Zero weights, so that the updates are not rounded to the spacing of larger ones."""
+    """Return zero weights, so that the updates are not rounded to the spacing of larger ones."""
     return [torch.zeros(s, device=device, dtype=dtype, requires_grad=True) for s in shapes]
 
 
@@ -154,7 +154,7 @@ def drain(device: str) -> None:
 
 
 def interleaved(steps: dict[str, Callable[[], object]], rounds: int, options: argparse.Namespace):
-    """Seconds of each call in each round, the calls of a round one after the other.
+    """Return the seconds of each call in each round, the calls of a round one after the other.
 
     In another order every time: one that follows a relative finds its code in the caches.
     """
@@ -171,14 +171,14 @@ def interleaved(steps: dict[str, Callable[[], object]], rounds: int, options: ar
 
 
 def medians(steps: dict[str, Callable[[], object]], options: argparse.Namespace):
-    """Milliseconds of each, after the warm-up."""
+    """Return the median milliseconds of each, after the warm-up."""
     interleaved(steps, options.warmup, options)
     seconds = interleaved(steps, options.rounds, options)
     return {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
 
 
 def captured(step: Callable[[], object]) -> Callable[[], object] | None:
-    """A replay of a warm step as a CUDA graph; None where it cannot be captured."""
+    """Return a replay of a warm step as a CUDA graph; None where it cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -204,7 +204,7 @@ def works(name: str, step: Callable[[], object]) -> bool:
 
 
 def peak_mib(step: Callable[[], object]) -> float:
-    """Memory that one step takes above what is held before it."""
+    """Return the MiB that one step takes above what is held before it."""
     gc.collect()  # or it might be freed meanwhile, and hide what the step takes
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -216,7 +216,7 @@ def peak_mib(step: Callable[[], object]) -> float:
 def time_steps(
     shapes: Sequence[Shape], dtype: torch.dtype, makes: dict[str, Make], options: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """Medians of a step in milliseconds, eager and as a graph, and its peak memory, by method."""
+    """Return each method's median milliseconds, eager and as a graph, and its peak memory."""
     device = options.device
     grads = [g.to(dtype) for g in gradients(shapes, device, seed=0)]
     params = parameters(shapes, device, dtype)
@@ -237,7 +237,7 @@ def time_steps(
 
 
 def second_update(make: Make, grads: Sequence[Sequence[Tensor]], own: torch.dtype) -> list[Tensor]:
-    """The second update of weights in the dtype `own`, from the gradients of two steps."""
+    """Return the second update of weights in the dtype `own`, from the gradients of two steps."""
     first = grads[0]
     params = parameters([(g.shape[0], g.shape[1]) for g in first], first[0].device.type, own)
     optimizer = make(params)
@@ -256,7 +256,7 @@ def errors_of(
     dtype: torch.dtype,
     options: argparse.Namespace,
 ) -> dict[str, float]:
-    """The error of the update of the first matrix of each shape, by method.
+    """Return the error of the update of the first matrix of each shape, by method.
 
     Ours take these matrices alone, as the noise of a sample depends on the place of a matrix in the
     optimizer; the others take all, for which they have been compiled.
@@ -312,7 +312,7 @@ def run(
 
 
 def exact_direction(total: Tensor, smoothing: Tensor | None) -> Tensor:
-    """(SSᵀ + Λ)^(-1/2) S in float64 by an eigendecomposition; of Gaussian matrices, well posed."""
+    """Return (SSᵀ + Λ)^(-1/2) S in float64 by an eigendecomposition, for Gaussian matrices."""
     wide = total.double()
     gram = wide @ wide.mT + (0.0 if smoothing is None else smoothing.double())
     values, vectors = torch.linalg.eigh(gram)
@@ -324,7 +324,7 @@ def exact_direction(total: Tensor, smoothing: Tensor | None) -> Tensor:
 def directions(
     shape: tuple[int, int, int], others: dict[str, Direction], options: argparse.Namespace
 ) -> dict[str, object]:
-    """Bare directions of one stack: no moments, no weights."""
+    """Measure bare directions of one stack: no moments, no weights."""
     count, m, n = shape
     generator = torch.Generator(options.device).manual_seed(0)
     total = torch.randn(shape, generator=generator, device=options.device)

@@ -31,7 +31,7 @@ Result = dict[str, Any]
 
 
 def fastest(times: dict[str, float]) -> tuple[str, float]:
-    """The fastest of the others."""
+    """Return the fastest of the others."""
     others = {name: t for name, t in times.items() if not name.startswith((*OURS, NOT_A_MUON))}
     return min(others.items(), key=lambda item: item[1], default=("none", math.nan))
 
@@ -43,7 +43,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def summary(results: list[Result], key: str) -> str:
-    """A line for every result: ours, the fastest other, torch's Muon, and the ratios."""
+    """Return a line for every result: ours, the fastest other, torch's Muon, and the ratios."""
     rows: list[list[str]] = []
     for result in results:
         times: dict[str, float] = result[key]
@@ -58,7 +58,7 @@ def summary(results: list[Result], key: str) -> str:
 
 
 def methods(result: Result) -> str:
-    """A line for every method of one result, with the columns that it has figures for."""
+    """Return a line for every method of one result, with the columns that it has figures for."""
     columns = {key: column for key, column in COLUMNS.items() if result.get(key)}
     rows: list[list[str]] = []
     for name, time in result["milliseconds"].items():
@@ -78,7 +78,7 @@ def label(result: Result) -> str:
 
 
 def sorts(results: list[Result]) -> dict[str, list[Result]]:
-    """Whole sets, smallest first, single shapes of a set, bare directions."""
+    """Return whole sets, smallest first, single shapes of a set, and bare directions."""
     whole = [r for r in results if "×" not in r.get("set", "×")]
     return {
         "Whole steps": sorted(whole, key=lambda r: sum(map(math.prod, r["shapes"]))),
@@ -88,7 +88,7 @@ def sorts(results: list[Result]) -> dict[str, list[Result]]:
 
 
 def plot(results: list[Result], facts: dict[str, Any], target: Path) -> None:
-    """A panel for each whole set, a line for each method, fastest first."""
+    """Draw a panel for each whole set, a line for each method, fastest first."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullFormatter
 
