@@ -50,7 +50,7 @@ def gpt(layers: int, width: int) -> list[Shape]:
 
 
 def llama(layers: int, width: int, keys: int, hidden: int) -> list[Shape]:
-    """Return the matrices of a Llama: queries and output, keys and values, and the three matrices of a gated MLP."""
+    """Return the matrices of a Llama: queries and output; keys, values; three of a gated MLP."""
     d = width
     return (
         [(d, d)] * 2 * layers
