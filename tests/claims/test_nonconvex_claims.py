@@ -23,8 +23,8 @@ def shortened(found, rounds):
 def test_the_conversion_of_a_slope_by_hand():
     slope = Measured(**o2nc.clipped_slope(600, 16, 0))
     # The slope is 1 all along; ΔL/(DT) = 1.05(T−1)/T by the corrected term.
-    torch.testing.assert_close(slope.terms.gap, torch.ones(16, dtype=F64), rtol=1e-9, atol=0)
-    assert slope.terms.descent == pytest.approx([1.05 * 599 / 600] * 16)
+    torch.testing.assert_close(slope.gap, torch.ones(16, dtype=F64), rtol=1e-9, atol=0)
+    assert slope.descent == pytest.approx([1.05 * 599 / 600] * 16)
     # A straight path: the mean absolute deviation of a geometric time, 2/e·D/(1−γ), D = ρ(1−γ)/2γ.
     distances = o2nc.ewa_distances(slope._history.weights, o2nc.DISCOUNT)
     largest = max(distance.high for _, distance in distances)
@@ -83,7 +83,7 @@ def test_leon_arrives_where_muon_is_kept():
     assert 0.8 * share < leon.mean_gap.value < 1.5 * share
     assert muon.mean_gap.low > 0.999 > target.epsilon
     # What makes the difference is the regret: (1−γ)Reg is about b for Muon.
-    assert muon.terms.regret.mean() > 1.2 and leon.terms.regret.mean() < 0.05
+    assert muon.regret.mean() > 1.2 and leon.regret.mean() < 0.05
 
 
 def test_the_fall_is_what_the_sum_of_the_losses_telescopes_to():
@@ -97,4 +97,4 @@ def test_the_fall_is_what_the_sum_of_the_losses_telescopes_to():
         measured = Measured(**target.run(learner))
         excess = measured.excess(4.5)
         assert excess.low <= 0 <= excess.high
-    assert measured.terms.descent.mean() < 0
+    assert measured.descent.mean() < 0

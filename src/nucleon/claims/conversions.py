@@ -15,7 +15,7 @@ from nucleon.claims.oracle import conversion, twins
 from nucleon.claims.oracle.algebra import Array
 from nucleon.claims.shown import Series
 from nucleon.online.learners import FAML, FTL, FTPL, Learner
-from nucleon.online.o2nc.meter import ConversionMeter, ConversionTerms
+from nucleon.online.o2nc.meter import ConversionMeter
 from nucleon.online.o2nc.optimizer import O2NC
 from nucleon.online.o2nc.plans import Interval
 from nucleon.online.problems.kinks import Kinks
@@ -59,23 +59,22 @@ class History(NamedTuple):
 
 
 class Measured(Row):
-    """Both sides of the proposition on b runs, and the gap along the way.
+    """Both sides of the proposition, `gap` ≤ `bound` = `descent` + `regret` + `noise`, (b,) each.
 
-    The history is there where it was kept.
+    Beside them are the gap along the way and the history, where it was kept.
     """
 
-    terms: ConversionTerms
     _curve: list[tuple[int, Tensor]]
     _history: History
 
     @property
     def mean_gap(self) -> Interval:
         """Return the estimate of E‖∇L(W̄_τ)‖^{[ρ]}, over τ and the runs."""
-        return Interval.of_mean(self.terms.gap)
+        return Interval.of_mean(self.gap)
 
     def excess(self, errors: float = 3.0) -> Interval:
         """Return left less right of the proposition ± `errors` standard errors; ≤ 0 in the mean."""
-        mean = Interval.of_mean(self.terms.gap - self.terms.bound)
+        mean = Interval.of_mean(self.gap - self.bound)
         half = errors / 3.0 * (mean.high - mean.value)
         return Interval(mean.value, mean.value - half, mean.value + half)
 
@@ -83,12 +82,6 @@ class Measured(Row):
         """Return the gap at time t against t, over the runs."""
         values = torch.stack([gap for _, gap in self._curve])
         return Series.spanning(name, [float(t) for t, _ in self._curve], values, style)
-
-    def record(self) -> dict[str, object]:
-        """Return the fields and the terms of every run."""
-        names = ("gap", "regret", "noise", "descent")
-        terms = {name: getattr(self.terms, name).tolist() for name in names}
-        return {**super().record(), **terms}
 
 
 def convert(
@@ -127,7 +120,9 @@ def convert(
             gap = fall(now)
         optimizer.step()
     history = History(*map(torch.stack, zip(*kept, strict=True))) if keep else None
-    return {"terms": meter.terms(gap), "_curve": meter.curve, "_history": history}
+    terms = meter.terms(gap)
+    along = {"_curve": meter.curve, "_history": history}
+    return {**vars(terms), "bound": terms.bound, **along}
 
 
 def sampling(problem: Kinks, rounds: int, runs: int, seed: int) -> Answers:
@@ -220,6 +215,6 @@ def agrees(name: str, process: Process, answers: Answers, fall: Fall, **options:
         f"{name}: actions, moves, both sides against the reference's",
         (actions - expected) / radius,
         (moves - lengths * ways) / radius,
-        (short.terms.gap.numpy() - left) / scale,
-        (short.terms.bound.numpy() - right) / scale,
+        (short.gap.numpy() - left) / scale,
+        (short.bound.numpy() - right) / scale,
     )

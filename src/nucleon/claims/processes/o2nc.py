@@ -120,11 +120,10 @@ def measure(run: Run) -> Iterator[Item]:
         words = f"Proposition G.1, {row.name}: left − right, upper end"
         yield at_most(words, row.excess().high, 0.0)
     # The paper prints ΔL/((1−γ)ρT) for the first term; its proof gives 2γ times that.
-    terms = slope.terms
-    printed = terms.bound - terms.descent * (1 - 1 / (2 * DISCOUNT))
+    printed = slope.bound - slope.descent * (1 - 1 / (2 * DISCOUNT))
     name = "clipped slope: left − right with the printed first term, lower end"
-    yield above(name, Interval.of_mean(terms.gap - printed).low, 0.0)
-    share = terms.gap.mean() / terms.bound.mean()
+    yield above(name, Interval.of_mean(slope.gap - printed).low, 0.0)
+    share = slope.gap.mean() / slope.bound.mean()
     yield at_least("clipped slope: left/right, means", share, SLOPE_SHARE)
     yield from conduct(seed)
     few = sampling(problem, FEW, runs, seed)
@@ -137,8 +136,8 @@ def measure(run: Run) -> Iterator[Item]:
         {
             "learner": "name",
             "left": lambda m: str(m.mean_gap),
-            **{term: f"terms.{term}" for term in ("descent", "regret", "noise")},
-            "right": "terms.bound",
+            **{term: term for term in ("descent", "regret", "noise")},
+            "right": "bound",
         },
     )
     gaps = tuple(m.series(m.name, style) for style, m in enumerate(rows[:-1]))

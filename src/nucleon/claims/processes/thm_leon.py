@@ -202,7 +202,7 @@ def verdicts(
             "T": "target.plan.rounds",
             "ε": "target.epsilon",
             "gap": lambda m: str(m.mean_gap),
-            **{f"{term} term": f"terms.{term}" for term in ("descent", "regret", "noise")},
+            **{f"{term} term": term for term in ("descent", "regret", "noise")},
             "gap − right side": lambda m: str(m.excess()),
         },
     )
