@@ -23,146 +23,98 @@ pytestmark = pytest.mark.skipif(
 )
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-FIRST = {"HAS_SCALE": True, "HAS_NORMS": True, "KIND": "remainder"}
 TABLE = "*i64"
 SIDES = ("i_stride", "j_stride", "i_size", "i_within", "j_size", "j_within")
-WHERE = dict.fromkeys(("m", "n", "each", "inner", *SIDES), "i32")
+KINDS = {
+    name: kind
+    for kind, names in {
+        TABLE: ("gradients", "totals", "skipped", "quiet", "grams", "streams", "steps", "weights"),
+        "*i1": ("mask", "taken"),
+        "*i32": ("broken", "owners", "numbers"),
+        "*fp16": ("x", "y", "z", "r", "root", "scaled", "directions"),
+        "*fp32": (
+            *("factors", "norms", "scale", "addend_scale", "length", "factor", "counts", "shares"),
+        ),
+        "*fp64": ("sums", "lr"),
+        "i32": (
+            *("m", "n", "each", "inner", *SIDES, "parts", "longest", "entries", "pairs", "first"),
+            *("j", "width", "count", "depth", "product_power", "addend_power"),
+        ),
+        "i64": ("key",),
+        "fp32": (
+            *("sign", "momentum", "lead", "extra", "settled", "falls", "keep", "smoothing"),
+            *("bound", "copies", "spread", "limit", "tiny", "least", "most", "shift", "jitter"),
+            *("less", "blend", "enter", "eps", "alpha", "beta", "second_shift", "addend_shift"),
+        ),
+        "fp64": ("log_beta1", "log_beta2"),
+    }.items()
+    for name in names
+}
+"""Kinds of the arguments of kernels by their names."""
+FIRST = {"HAS_SCALE": True, "HAS_NORMS": True, "KIND": "remainder"}
 FOLDED = {"I_FOLDED": False, "J_FOLDED": True}
-FACTORS = dict.fromkeys(("sign", "momentum", "lead", "extra"), "fp32")
-TENSORS = {"gradients": TABLE, "totals": TABLE}
 TYPES = {"GRADIENT": tl.bfloat16, "TOTAL": tl.float32, "GRADIENT_BYTES": 2, "TOTAL_BYTES": 16}
-WHOLE = dict.fromkeys(("rows", "depth", "product_power", "addend_power", "each"), "i32")
-REAL = dict.fromkeys(("alpha", "beta", "shift", "second_shift", "addend_shift"), "fp32")
-OPERANDS = dict.fromkeys(("scale", "addend_scale", "norms"), "*fp32")
-CHUNKS = {"rows": TABLE, "gradients": TABLE, "owners": "*i32", "numbers": "*i32"}
+TYPES |= FOLDED
 SHARED = {"GRADIENT": tl.bfloat16, "WEIGHT": tl.bfloat16, "CHUNK": 8192}
-CHOLESKY = {"grams": TABLE, "root": "*fp16", "scale": "*fp32", "broken": "*i32"}
-CHOLESKY |= {"m": "i32", "each": "i32", "smoothing": "fp32", "shift": "fp32"}
-STEP = dict.fromkeys(("sign", "blend", "keep", "enter", "eps"), "fp32")
 
 
 def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more):
-    """Kinds and constants of the symmetric kernel: a product αABᵀ + βC of float16."""
-
+    """Constants and kinds of the symmetric kernel: a product αABᵀ + βC of float16."""
     operand, box = f"tensordesc<fp16[1,{tile},{depth}]>", f"tensordesc<fp16[1,{tile},{tile}]>"
     at = {"engine": box, "table": TABLE, "pointer": "*fp16", "": "*fp16"}
     kinds = dict.fromkeys(("a", "b"), operand if engine else "*fp16")
-    kinds |= {"addend": at[addend], "out": at[out], "second": at[out], **OPERANDS, **WHOLE, **REAL}
-    return kinds, {
-        "ADDEND": "last" if addend == "table" else "first" if addend else "",
-        "ADDEND_AT": addend,
-        "OUT_AT": out,
-        "HAS_SCALE": False,
-        "HAS_NORMS": False,
-        "KIND": "",
-        "COPY_ENGINE": engine,
-        "TILE": tile,
-        "DEPTH": depth,
-        "TABLE_BYTES": 16,
-        **more,
-    }
+    kinds |= {"addend": at[addend], "out": at[out], "second": at[out], "rows": "i32"}
+    constants = {"ADDEND": "last" if addend == "table" else "first" if addend else ""}
+    constants |= {"ADDEND_AT": addend, "OUT_AT": out, "COPY_ENGINE": engine, "KIND": ""}
+    constants |= dict.fromkeys(("HAS_SCALE", "HAS_NORMS"), False)
+    return constants | {"TILE": tile, "DEPTH": depth, "TABLE_BYTES": 16, **more}, kinds
 
 
-# Kernel, the kinds of its arguments, its constants.
+# Kernel, its constants, and kinds of its arguments that others have otherwise.
 CASES = {
-    "sum_squares": (
-        kernels.sum_squares,
-        {**TENSORS, "mask": "*i1", "sums": "*fp64", **WHERE, **FACTORS},
-        {**TYPES, **FOLDED, "MASKED": True, "LOOKAHEAD": True},
-    ),
+    "sum_squares": (kernels.sum_squares, {**TYPES, "MASKED": True, "LOOKAHEAD": True}),
     "measure": (
         kernels.measure,
-        {"sums": "*fp64", "grams": TABLE, "skipped": TABLE, "quiet": TABLE, "mask": "*i1"}
-        | {"factors": "*fp32", "taken": "*i1"}
-        | dict.fromkeys(("parts", "m", "each", "longest"), "i32")
-        | dict.fromkeys(
-            (
-                *("settled", "falls", "keep", "smoothing", "bound", "copies", "spread", "limit"),
-                *("tiny", "least"),
-            ),
-            "fp32",
-        ),
         {"HAS_GRAM": True, "MASKED": True, "BLOCK": 1024, "TABLE_BYTES": 4},
     ),
-    "advance": (
-        kernels.advance,
-        {**TENSORS, "factors": "*fp32", "taken": "*i1", "x": "*fp16", "scaled": "*fp16"}
-        | {**WHERE, **FACTORS},
-        {**TYPES, **FOLDED, "HAS_GRAM": True},
-    ),
+    "advance": (kernels.advance, {**TYPES, "HAS_GRAM": True}),
     "small": (
         kernels.step_small,
-        {**TENSORS, "skipped": TABLE, "quiet": TABLE, "grams": TABLE, "mask": "*i1"}
-        | {"taken": "*i1", "directions": "*fp32", **WHERE, **FACTORS, "longest": "i32"}
-        | dict.fromkeys(
-            ("settled", "falls", "keep", "smoothing", "bound", "limit", "least", "floor"), "fp32"
-        ),
-        {**TYPES, **FOLDED, "GRADIENT": tl.float32, "HAS_GRAM": True, "MASKED": True}
-        | {"LOOKAHEAD": True, "POLYNOMIALS": (3.0, -2.0, 0.5) * 5, "STEPS": 5, "M": 16, "N": 64}
-        | {"TABLE_BYTES": 4},
+        {**TYPES, "GRADIENT": tl.float32, "HAS_GRAM": True, "MASKED": True, "LOOKAHEAD": True}
+        | {"POLYNOMIALS": (3.0, -2.0, 0.5) * 5, "STEPS": 5, "M": 16, "N": 64, "TABLE_BYTES": 4},
+        {"directions": "*fp32", "floor": "fp32"},
     ),
-    "lengths": (
-        kernels.lengths,
-        {"norms": "*fp32", "r": "*fp16", "scale": "*fp32", "length": "*fp32", "floor": "*fp32"}
-        | {"taken": "*i1", "skipped": TABLE, "each": "i32"}
-        | {"parts": "i32", "m": "i32", "spread": "fp32", "most": "fp32", "least": "fp32"},
-        {"WATCHED": True, "BLOCK": 1024},
-    ),
-    "draw": (
-        perturbed.draw,
-        {"z": "*fp16", "streams": TABLE, "steps": TABLE, "key": "i64"}
-        | dict.fromkeys(("entries", "pairs", "each", "first"), "i32"),
-        {"DRAWS": 4, "BLOCK": 1024},
-    ),
-    "cholesky_column": (
-        perturbed.cholesky_column,
-        {**CHOLESKY, "factor": "*fp32", "j": "i32", "jitter": "fp32"},
-        {"SIDE": 64, "DEPTH": 32, "TABLE_BYTES": 16},
-    ),
-    "diagonal_fallback": (
-        perturbed.diagonal_fallback,
-        {**CHOLESKY, "x": "*fp16", "taken": "*i1", "skipped": TABLE, "n": "i32", "less": "fp32"},
-        {"SIDE": 64, "TABLE_BYTES": 4},
-    ),
+    "lengths": (kernels.lengths, {"WATCHED": True, "BLOCK": 1024}, {"floor": "*fp32"}),
+    "draw": (perturbed.draw, {"DRAWS": 4, "BLOCK": 1024}),
+    "cholesky_column": (perturbed.cholesky_column, {"SIDE": 64, "DEPTH": 32, "TABLE_BYTES": 16}),
+    "diagonal_fallback": (perturbed.diagonal_fallback, {"SIDE": 64, "TABLE_BYTES": 4}),
     **{
         f"perturb {how} the copy engine": (
             perturbed.perturb,
-            {"root": left, "z": right, "x": "*fp16", "y": "*fp16"}
-            | dict.fromkeys(("m", "n", "width"), "i32"),
             {"DRAWS": 2, "COPY_ENGINE": how == "by", "TILE": 128, "DEPTH": 64},
+            kinds,
         )
-        for how, left, right in (
-            ("by", "tensordesc<fp16[1,128,64]>", "tensordesc<fp16[1,64,128]>"),
-            ("without", "*fp16", "*fp16"),
+        for how, kinds in (
+            ("by", {"root": "tensordesc<fp16[1,128,64]>", "z": "tensordesc<fp16[1,64,128]>"}),
+            ("without", {}),
         )
     },
     **{
         f"move by {kind}": (
             kernels.move,
-            {"weights": TABLE, "directions": "*fp16", "taken": "*i1", "rate": kind, "decay": kind}
-            | WHERE,
             {**FOLDED, "WEIGHT": tl.bfloat16, "BYTES": 16, "DECAYS": True}
             | {"ON_DEVICE": kind == "*fp32"},
+            {"rate": kind, "decay": kind},
         )
         for kind in ("fp32", "*fp32")
     },
-    **{
-        f"AdamW's {name}": (kernel, {**CHUNKS, **kinds}, {**SHARED, **constants})
-        for name, kernel, kinds, constants in (
-            ("look", adamw_kernels.look, {"counts": "*fp32", "count": "i32"}, {}),
-            ("update", adamw_kernels.update, {"factors": "*fp32", **STEP}, {"PART": 1024}),
-        )
-    },
-    "AdamW's decide": (
-        adamw_kernels.decide,
-        {"rows": TABLE, "counts": "*fp32", "factors": "*fp32", "lr": "*fp64", "count": "i32"}
-        | dict.fromkeys(("log_beta1", "log_beta2", "decay"), "fp64"),
-        {"BLOCK": 128},
-    ),
+    "AdamW's look": (adamw_kernels.look, SHARED, {"rows": TABLE}),
+    "AdamW's decide": (adamw_kernels.decide, {"BLOCK": 128}, {"rows": TABLE, "decay": "fp64"}),
+    "AdamW's update": (adamw_kernels.update, {**SHARED, "PART": 1024}, {"rows": TABLE}),
     "the average": (
         adamw_kernels.enter,
-        {"table": TABLE, "shares": "*fp32"},
         {"TYPE": tl.bfloat16, "CHUNK": 4096},
+        {"table": TABLE},
     ),
     "the first Gram matrix without the copy engine": (
         triton_symmetric._symmetric,
@@ -171,13 +123,14 @@ CASES = {
 }
 
 
-def compiled(kernel, kinds, constants, **options):
-    signature = {n: kinds.get(n, "constexpr") for n in kernel.arg_names}
+def compiled(kernel, constants, kinds=None, **options):
+    kinds = KINDS | (kinds or {})
+    signature = {n: "constexpr" if n in constants else kinds[n] for n in kernel.arg_names}
     # As a launch finds them: addresses and sizes that are multiples of 16.
     whole = [
         (i,)
-        for i, name in enumerate(kernel.arg_names)
-        if kinds.get(name, "").startswith("*") or name in ("rows", "depth")
+        for i, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or name in ("rows", "depth")
     ]
     attributes = {place: [["tt.divisibility", 16]] for place in whole}
     source = compiler.ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
@@ -223,8 +176,8 @@ def test_the_product_keeps_what_it_sums_in_registers(config, name, tmp_path):
     """Spilled registers once made it slower than a full product by cuBLAS."""
     tiles = config.kwargs["TILE"], config.kwargs["DEPTH"]
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    kinds, constants = symmetric(*tiles, **PRODUCTS[name])
-    found = compiled(triton_symmetric._symmetric, kinds, constants, **options)
+    case = symmetric(*tiles, **PRODUCTS[name])
+    found = compiled(triton_symmetric._symmetric, *case, **options)
     file = tmp_path / "kernel.cubin"
     file.write_bytes(found.asm["cubin"])
     said = subprocess.run(
@@ -243,8 +196,8 @@ def test_the_product_keeps_what_it_sums_in_registers(config, name, tmp_path):
 def test_adamw_moves_four_entries_at_a_time(dtype, width):
     """Vectors of 16 bytes of each moment, and as many entries of gradient and weights."""
     constants = {**SHARED, "GRADIENT": dtype, "WEIGHT": dtype, "PART": 1024}
-    kinds = {**CHUNKS, "factors": "*fp32", **STEP}
-    code = compiled(adamw_kernels.update, kinds, constants, num_warps=4).asm["ptx"]
+    kinds = {"rows": TABLE}
+    code = compiled(adamw_kernels.update, constants, kinds, num_warps=4).asm["ptx"]
     loads, stores = [re.findall(rf"{what}\.global\S*\.v(\d)\.b32", code) for what in ("ld", "st")]
     # 8 entries per thread. m, v: twice 2 loads; weights: twice 2; gradients, where aligned: 2.
     # Twice: the branch with the gradient in a flat buffer loads those one by one.
