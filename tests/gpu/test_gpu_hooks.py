@@ -6,8 +6,6 @@ import torch
 pytest.importorskip("triton")
 
 import nucleon
-from nucleon.optim.engines import reference
-from nucleon.optim.engines.cuda import engine
 from optim import hook_cases as cases
 from optim.test_hooks import checks, dtypes, every
 
@@ -19,13 +17,6 @@ CUDA = torch.device("cuda")
 @every
 def test_a_direction_of_ones_own(check, dtype, method):
     check(CUDA, method, dtype)
-
-
-@dtypes
-def test_a_direction_that_is_assigned(dtype):
-    """Before it the kernels step what is float32."""
-    before = cases.assigned(CUDA, dtype)
-    assert before == {engine if dtype == torch.float32 else reference}
 
 
 def test_what_a_direction_makes_of_a_matrix_that_rests_is_not_used():
