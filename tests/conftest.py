@@ -80,7 +80,7 @@ def _seed():
 
 
 @pytest.fixture(scope="session")
-def interpreter():
+def check_in_interpreter():
     """A function that runs a case in a process with Triton's interpreter, see `interpreting`."""
     if importlib.util.find_spec("triton") is None or not hasattr(os, "fork"):
         pytest.skip("needs Triton and os.fork")

@@ -112,6 +112,7 @@ def test_no_synchronization():
             cases.step(optimizer)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert all(state["step"] == 3 for state in optimizer.state.values())
 
 
 def test_a_large_tensor_has_offsets_beyond_32_bits():

@@ -67,8 +67,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_case_of_the_kernels(case):
-    run, options = case
-    run(CUDA, **options)
+    check, options = case
+    check(CUDA, **options)
 
 
 RUNS = [case for case in every_case("cuda") if case.group != "scales"]
@@ -78,4 +78,4 @@ RUNS += SCALES if SOAK else SCALES[::4]  # of three kinds for each setting, one 
 
 @pytest.mark.parametrize("case", RUNS, ids=lambda case: f"{case.group}: {case.name}")
 def test_a_run_stays_sound(case):
-    case.run()
+    case.check()

@@ -20,7 +20,7 @@ def test_a_direction_of_ones_own(check, dtype, method):
 
 
 def test_what_a_direction_makes_of_a_matrix_that_rests_is_not_used():
-    cases.resting(CUDA)
+    cases.check_resting(CUDA)
 
 
 @pytest.mark.parametrize("make", [cases.Clipped, cases.Resolvent])

@@ -95,8 +95,8 @@ def test_each_kind_of_product_has_tiles_of_its_own(launches, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", some(kernel_cases.CASES))
-def test_the_triton_kernels_in_the_interpreter(case, interpreter):
-    interpreter("linalg.kernel_cases", case)
+def test_the_triton_kernels_in_the_interpreter(case, check_in_interpreter):
+    check_in_interpreter("linalg.kernel_cases", case)
 
 
 def test_the_half_precision_sequence_stays_in_the_unit_interval():

@@ -137,7 +137,7 @@ def scale(twin):
 # ------------------------------------------------------------------ what is to be true
 
 
-def runs_as_written(device, method, dtype):
+def check_steps(device, method, dtype):
     run = Run(method, device, dtype)
     run.step()
     run.check()
@@ -145,7 +145,7 @@ def runs_as_written(device, method, dtype):
     assert any(len(work.params) > 1 for work in run.optimizer._worklist.works)
 
 
-def one_rank(device, method, dtype):
+def check_one_rank(device, method, dtype):
     """A direction that placement="owner" does not divide: matrices step as without ranks."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -157,7 +157,7 @@ def one_rank(device, method, dtype):
         dist.destroy_process_group()
 
 
-def diagnostics(device, method, dtype):
+def check_diagnostics(device, method, dtype):
     run = Run(method, device, dtype)
     run.step()
     found = run.optimizer.diagnostics()
@@ -173,7 +173,7 @@ def diagnostics(device, method, dtype):
         assert abs(found[f"{key}/update_ratio"] / ratio - 1) <= 64 * slack, name
 
 
-def assigned(device, dtype):
+def check_assigned(device, dtype):
     """A hook of the instance, from one step to the next: the moments are Leon's own."""
     run = Run((nucleon.Leon, {"beta2": 0.7}, ResolventTwin), device, dtype)
     run.step(3)
@@ -200,7 +200,7 @@ class Normalized(MatrixOptimizer):
         return total / torch.linalg.matrix_norm(total, keepdim=True)
 
 
-def resting(device):
+def check_resting(device):
     """A matrix without gradients comes to rest, whatever the hook makes of S = 0."""
     param = torch.ones(3, 4, 6, dtype=torch.float64, device=device, requires_grad=True)
     optimizer = Normalized([param], lr=0.1, momentum=0.5, weight_decay=0.5)

@@ -274,7 +274,7 @@ def rests(device, cls, shape=(64, 70), **options):
 def spoiled(device, cls, name, method="half"):
     """A step that is not finite keeps every bit, and is counted once."""
     with by_kernels(True):
-        skips.skip_keeps_the_bits(name, cases.Setting(cls, options={"method": method}))
+        skips.check_skip(name, cases.Setting(cls, options={"method": method}))
 
 
 def grown(device):

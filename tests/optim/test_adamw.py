@@ -8,7 +8,7 @@ import torch
 import nucleon
 from nucleon.optim.engines import adamw
 from optim import adamw_cases as cases
-from optim.test_contract import NoHostRead
+from optim.test_contract import NoHostRead, as_on_a_device
 from soaking import some
 
 CPU = torch.device("cpu")
@@ -71,21 +71,21 @@ def test_nothing_is_read_back():
     params = cases.parameters(CPU)
     optimizer = cases.optimizer_of(params)
     cases.give_gradients(params, 0)
-    with NoHostRead():  # raises on the first host read
+    with as_on_a_device(), NoHostRead():  # raises on the first host read
         optimizer.step()
     assert all(p.isfinite().all() for p in params)
 
 
 @pytest.mark.parametrize("case", cases.BY_TORCH.values(), ids=cases.BY_TORCH)
 def test_a_case_of_the_torch_path(case):
-    run, options = case
-    run(CPU, **options)
+    check, options = case
+    check(CPU, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", some(cases.CASES))
-def test_the_kernels_in_the_interpreter(case, interpreter):
-    interpreter("optim.adamw_cases", case)
+def test_the_kernels_in_the_interpreter(case, check_in_interpreter):
+    check_in_interpreter("optim.adamw_cases", case)
 
 
 def test_devices_and_dtypes_are_stepped_apart():

@@ -20,8 +20,8 @@ def room(entries=2**20):
 
 
 @pytest.mark.parametrize("case", [*some(AGREE), *OTHERS, *ALONE])
-def test_the_fused_step_in_the_interpreter(case, interpreter):
-    interpreter("optim.step_cases", case)
+def test_the_fused_step_in_the_interpreter(case, check_in_interpreter):
+    check_in_interpreter("optim.step_cases", case)
 
 
 @pytest.mark.parametrize(

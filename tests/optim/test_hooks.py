@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 every = pytest.mark.parametrize("method", cases.METHODS)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 checks = pytest.mark.parametrize(
-    "check", [cases.runs_as_written, cases.one_rank, cases.diagnostics]
+    "check", [cases.check_steps, cases.check_one_rank, cases.check_diagnostics]
 )
 
 
@@ -25,11 +25,11 @@ def test_a_direction_of_ones_own(check, dtype, method):
 
 @dtypes
 def test_a_direction_that_is_assigned(dtype):
-    cases.assigned(CPU, dtype)
+    cases.check_assigned(CPU, dtype)
 
 
 def test_what_a_direction_makes_of_a_matrix_that_rests_is_not_used():
-    cases.resting(CPU)
+    cases.check_resting(CPU)
 
 
 SHAPES = {

@@ -119,7 +119,7 @@ def small(setting: Setting) -> float:
     return 1e-3 if setting.dtype == torch.float16 else 1e-15
 
 
-def quiet_run(setting: Setting, steps: int, scale: float, shapes=None) -> Watched:
+def check_quiet_run(setting: Setting, steps: int, scale: float, shapes=None) -> Watched:
     """Three gradients, then none, then one: judged at both ends and where the matrices rest.
 
     Without `gradient_bound` and with β₂ = β₁² the quiet steps have the length of the first one
@@ -143,7 +143,7 @@ def quiet_run(setting: Setting, steps: int, scale: float, shapes=None) -> Watche
     return watched
 
 
-def comes_to_rest(setting: Setting, momentum: float) -> Watched:
+def check_rest(setting: Setting, momentum: float) -> Watched:
     """After its last gradient a matrix takes int(1/ln(1/β₁)) steps of full length, then none."""
     full = FULL_STEPS[momentum]
     watched = setting.watched(setting.shapes[:1], momentum=momentum)
@@ -158,7 +158,7 @@ def comes_to_rest(setting: Setting, momentum: float) -> Watched:
     return watched
 
 
-def bound_decays(setting: Setting) -> Watched:
+def check_decay(setting: Setting) -> Watched:
     """With a large `gradient_bound` the direction falls as β₁ᵏ, and nothing rests."""
     watched = setting.watched(gradient_bound=1e3, momentum=0.9)
     watched.step(*drawn(watched, 0))
@@ -187,7 +187,7 @@ def exponents(setting: Setting) -> tuple[int, int]:
     return ends.get(setting.dtype, (-45, 37))
 
 
-def scale_run(setting: Setting, kind: str, steps: int = 6, count: int = 12) -> Watched:
+def check_scales(setting: Setting, kind: str, steps: int = 6, count: int = 12) -> Watched:
     """A stack with one matrix per scale: "steady", "alternating" with its mirror, or "mixed"."""
     low, high = exponents(setting)
     side = setting.shapes[0]
@@ -232,7 +232,7 @@ class Experts(torch.nn.Module):
         return self.out(torch.cat(found))
 
 
-def expert_rests(setting: Setting, *, missing: bool, steps: int = 1000) -> None:
+def check_expert(setting: Setting, *, missing: bool, steps: int = 1000) -> None:
     """Its weights stay finite, move on by lr·scale for 1/ln(1/β₁) steps, and then stop."""
     width = 64 if setting.device != "cpu" else 6
     torch.manual_seed(0)

@@ -174,7 +174,7 @@ def trained(setting: Setting, shapes, steps: int = 3):
     return optimizer, params
 
 
-def skip_keeps_the_bits(name: str, setting: Setting) -> None:
+def check_skip(name: str, setting: Setting) -> None:
     """A spoiled step changes nothing but the counts; a good one afterwards is taken."""
     fault, fused = FAULTS[name], setting.device != "cpu" and setting.dtype != torch.float64
     optimizer, params = trained(setting, setting.shapes[:1])
@@ -206,7 +206,7 @@ def skip_keeps_the_bits(name: str, setting: Setting) -> None:
     assert int(optimizer.state[params[0]]["skipped"]) == int(after["skipped"])
 
 
-def neighbours_step_as_ever(name: str, setting: Setting) -> None:
+def check_neighbours(name: str, setting: Setting) -> None:
     """Spoil one matrix of a stack: the others, in it and beside it, step bit for bit."""
     shape = setting.shapes[0]
     shapes = [(3, *shape), shape, shape]

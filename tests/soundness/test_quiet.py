@@ -18,7 +18,7 @@ def shapes(setting):
 def test_a_run_without_gradients_stays_finite_and_in_the_ball(setting, record_property):
     """At every step, through rest and fading, and with a gradient that returns."""
     steps = 40 if setting.options["method"] == "half" and not SOAK else 80
-    watched = cases.quiet_run(setting, steps, cases.small(setting), shapes(setting))
+    watched = cases.check_quiet_run(setting, steps, cases.small(setting), shapes(setting))
     assert all(state["skipped"].sum() == 0 for state in watched.states)
     record_property("quiet steps", watched.steps - 4)
 
@@ -29,7 +29,7 @@ def test_a_thousand_quiet_steps(setting, record_property):
     """From gradients of size one until nothing is left of them."""
     steps = {0.5: 200, 0.0: 100}.get(setting.options.get("momentum", 0.95), 1000)
     steps = min(steps, 400) if setting.options["method"] == "half" else steps  # 64 rows and more
-    watched = cases.quiet_run(setting, steps, 1.0, shapes(setting))
+    watched = cases.check_quiet_run(setting, steps, 1.0, shapes(setting))
     record_property("quiet steps", watched.steps - 4)
     record_property("long quiet runs", 1)
 
@@ -41,13 +41,13 @@ def test_a_matrix_rests_after_so_many_steps(make, momentum, record_property):
     if not SOAK and momentum > 0.99 and make is not nucleon.Leon:
         pytest.skip("a thousand steps: one of the three will do, `make soak` has all")
     for dtype in DTYPES if SOAK else (torch.float32,):
-        cases.comes_to_rest(Setting(make, dtype, options={"method": "newton-schulz"}), momentum)
+        cases.check_rest(Setting(make, dtype, options={"method": "newton-schulz"}), momentum)
         record_property("quiet steps", FULL_STEPS[momentum] + 3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_with_a_gradient_bound_the_direction_falls_as_the_momentum(dtype):
-    cases.bound_decays(Setting(nucleon.Leon, dtype))
+    cases.check_decay(Setting(nucleon.Leon, dtype))
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["zero", "None"])
@@ -55,7 +55,7 @@ def test_with_a_gradient_bound_the_direction_falls_as_the_momentum(dtype):
 @pytest.mark.parametrize("make", METHODS, ids=lambda c: c.__name__)
 def test_an_expert_without_tokens_stops(make, dtype, missing, record_property):
     steps = 1000 if SOAK else 60
-    cases.expert_rests(Setting(make, dtype), missing=missing, steps=steps)
+    cases.check_expert(Setting(make, dtype), missing=missing, steps=steps)
     record_property("quiet steps", steps)
 
 

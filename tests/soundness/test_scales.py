@@ -11,7 +11,7 @@ from soundness.marks import SETTINGS, SOAK
 def test_every_scale_is_stepped_or_skipped(setting, record_property):
     """Each step is judged: Ĝ, M̂, P and ‖P‖ where all fit the dtype, no bit changed where not."""
     for kind in ("steady", "alternating", "mixed"):
-        watched = cases.scale_run(setting, kind, steps=6 if SOAK else 3)
+        watched = cases.check_scales(setting, kind, steps=6 if SOAK else 3)
         record_property("steps of matrices", watched.judged)
     skipped = watched.states[0]["skipped"]
     if setting.dtype in (torch.float32, torch.float64) and setting.has_gram:

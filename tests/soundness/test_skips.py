@@ -10,9 +10,9 @@ ALONE = [case for case in FAULTS if skips.of_one_matrix(case[0])]
 
 @pytest.mark.parametrize(("name", "setting"), FAULTS, ids=[f"{n}-{s}" for n, s in FAULTS])
 def test_a_skipped_step_changes_no_bit(name, setting):
-    skips.skip_keeps_the_bits(name, setting)
+    skips.check_skip(name, setting)
 
 
 @pytest.mark.parametrize(("name", "setting"), ALONE, ids=[f"{n}-{s}" for n, s in ALONE])
 def test_the_neighbours_of_a_skipped_matrix_step_as_ever(name, setting):
-    skips.neighbours_step_as_ever(name, setting)
+    skips.check_neighbours(name, setting)
