@@ -100,18 +100,11 @@ def symmetric_pair(
     ABᵀ is symmetric for B = A, for commuting symmetric A and B, and for A = BR with symmetric R;
     one triangle is computed and mirrored, also where rounding would make the two differ.
 
-    Args:
-        a: (b, m, k) float16, summed in float32.
-        b: the same shape.
-        addend: C, symmetric, (b, m, m), float16 or float32.
-        alpha: α.
-        beta: β.
-        shift: δ.
-        second_shift: σ.
-        scale: s, (b,) float32, a factor that only the device knows; αs^p is a normal number.
-        powers: (p, q), each 0, 1 or 2.
-        kind: second result: "remainder", the part of Y that rounding lost, times 2048; "shifted",
-            Y + σI; "", nothing.
+    A and B are (b, m, k) float16, summed in float32; C, `addend`, is (b, m, m) and symmetric,
+    float16 or float32. δ is `shift`, σ `second_shift`, (p, q) `powers`, each 0, 1 or 2, and s
+    `scale`, (b,) float32, a factor that only the device knows; αs^p is a normal number. The second
+    result is by `kind`: "remainder", the part of Y that rounding lost, times 2048; "shifted",
+    Y + σI; "", nothing.
     """
     if _launches(a):
         from nucleon.linalg import triton_symmetric

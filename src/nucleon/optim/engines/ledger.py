@@ -65,12 +65,7 @@ def record(
 ) -> None:
     """Add a round to the sums of every matrix that is not skipped; no synchronization.
 
-    Args:
-        work: the stack.
-        settings: the settings of its group.
-        gradient: G, (b, m, n), zero for skipped matrices.
-        direction: P, (b, m, n).
-        stepped: mask of the matrices that are not skipped, (b,).
+    G and P are (b, m, n), G zero for skipped matrices; `stepped`, (b,), is True for the others.
     """
     stack, states, hyper = work.stack, work.states, settings[work.stack.kind]
     wide, allowed = widest(gradient.device), tolerance(settings.group, direction.dtype)

@@ -217,13 +217,8 @@ def sums_long(group: Mapping[str, Any]) -> bool:
 class Settings(dict[Kind, Hyperparameters]):
     """The options of a group, and the hyperparameters of each kind of matrix under them.
 
-    A changed option makes a new object; only `lr` and `weight_decay` are read from the group in
-    every step.
-
-    Args:
-        optimizer: the optimizer, referenced weakly.
-        group: its options, which have been checked.
-        snapshot: the values of the options from which these settings are derived.
+    A changed option makes a new object, with a snapshot of the values that have been checked; only
+    `lr` and `weight_decay` are read from the group in every step.
     """
 
     def __init__(self, optimizer: HasDirection, group: dict[str, Any], snapshot: list[Any]) -> None:

@@ -86,10 +86,7 @@ def lines(
 ) -> tuple[int, Tensor]:
     """Return the axis with sections, and the indices along it of the block's entries in a box.
 
-    Args:
-        block: a block with a section.
-        box: (start, stop) for each axis of the parameter.
-        device: device of the indices.
+    The box is (start, stop) for each axis of the parameter.
     """
     axis, place = 0, block.place
     while place >= len(block.factors[axis]):

@@ -37,9 +37,7 @@ Infos = Mapping[Tensor, ParameterInfo]
 def canonical(name: str, root: str = "module.") -> str:
     """Return a name without the parts of activation checkpointing, the compiler and DDP.
 
-    Args:
-        name: name from the root of the model.
-        root: prefix of DDP, see `root_of`.
+    The name is from the root of the model; `root` is the prefix of DDP, see `root_of`.
     """
     return _WRAPPERS.sub("", name).removeprefix(root)
 

@@ -224,9 +224,7 @@ class Numbers(NamedTuple):
 class Tables:
     """Tables of k parameters of one dtype, cut into n chunks; room, inputs and graph of a step.
 
-    Args:
-        rows: (k, FIELDS) int64.
-        weights: the parameters.
+    `rows` is (k, FIELDS) int64, see above.
     """
 
     def __init__(self, rows: Tensor, weights: Sequence[Tensor]) -> None:

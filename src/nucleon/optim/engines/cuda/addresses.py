@@ -233,11 +233,8 @@ def regular(
 ) -> tuple[Sequence[Tensor | None], torch.dtype]:
     """Return gradients of one dtype in the strides of their parameters, and the dtype.
 
-    Args:
-        gradients: one per parameter, or None.
-        params: the parameters, or the parts of them on this rank.
-        strides: the strides that nearly all gradients have.
-        allowed: the dtypes that the kernels read; others become float32.
+    Dtypes that are not `allowed` become float32. `strides` are those that nearly all gradients
+    have. Of a DTensor the gradient and the parameter are the parts on this rank.
     """
     there = [g for g in gradients if g is not None]
     dtypes = set(map(_DTYPE, there)) or {params[0].dtype}
@@ -307,15 +304,8 @@ def of_stack(
 ) -> list[int] | None:
     """Return the address of each run in the states, kind after kind, then in the weights.
 
-    None where a tensor is irregular.
-
-    Args:
-        stack: the matrices.
-        layout: their places.
-        states: one per piece.
-        kinds: names of states; "gram" stands for those of each piece. All matrices share "step".
-        weights: one per piece, or none.
-        totals: the dtypes that the kernels accept of "total".
+    None where a tensor is irregular. The kinds are names of states: "gram" stands for those of each
+    piece, and all matrices share "step". `totals` are the dtypes that the kernels accept of Ĝ.
     """
     device, m = stack.params[0].device, min(stack.shape)
     places: list[int] = []

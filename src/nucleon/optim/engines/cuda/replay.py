@@ -78,13 +78,9 @@ class Replay:
         pools: Pools | None,
         device: torch.device,
     ) -> None:
-        """Launch, capture or replay.
+        """Launch, capture or replay; without `pools`, the memory of graphs, nothing is captured.
 
-        Args:
-            arguments: compared with those of the last time.
-            launch: function that launches.
-            pools: the memory that graphs share; None captures nothing.
-            device: the device.
+        `launch` bakes the `arguments` in, which are compared with those of the last time.
         """
         if self.arguments != arguments:
             self.arguments, self.graph, self.fails = arguments, None, False
