@@ -1,4 +1,4 @@
-"""The four potentials against the oracle, autograd, cvxpy, closed forms and Monte Carlo."""
+"""The four potentials against the oracle, autograd and closed forms."""
 
 import math
 from dataclasses import replace
@@ -28,7 +28,6 @@ EPS = torch.finfo(F64).eps
 TIGHT = Regularized(tolerance=1e-13, max_iterations=20_000)
 PAIRS = Gaussian(samples=4, antithetic=True, seed=3)
 POTENTIALS: list[Potential] = [Nuclear(), TIGHT, PAIRS, Hyperbolic()]
-SMOOTH = POTENTIALS[1:]
 SHAPES = [(1, 1), (1, 4), (4, 1), (3, 3), (2, 5), (5, 2), (2, 3, 4), (2, 1, 3, 2)]
 BY_NAME = {"ids": lambda value: type(value).__name__}
 
@@ -294,31 +293,6 @@ def test_hyperbolic_value_keeps_the_digits_that_a_gram_matrix_loses() -> None:
 
 
 # --- Gaussian ------------------------------------------------------------------------------------
-
-
-def mean_and_error(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean over the first axis and five times its standard error (a chance of 6e-7)."""
-    return samples.mean(0), 5 * samples.std(0) / math.sqrt(samples.shape[0])
-
-
-@pytest.mark.parametrize(("shape", "width"), [((2, 4), 4), ((2, 2), 5), ((3, 1), 6)])
-@pytest.mark.parametrize("antithetic", [False, True])
-def test_gaussian_agrees_with_independent_monte_carlo(
-    shape: tuple[int, int], width: int, antithetic: bool
-) -> None:
-    m, n = shape
-    s, smoothing = normal(m, n), spd(m)
-    z = normal(20_000, m, width, seed=11)
-    padded = torch.cat([s, torch.zeros(m, width - n, dtype=F64)], dim=-1)
-    u, sigma, vh = torch.linalg.svd(padded + sqrtm(smoothing) @ z, full_matrices=False)
-    value, value_error = mean_and_error(sigma.sum(-1))
-    gradient, gradient_error = mean_and_error((u @ vh)[..., :n])
-    potential = Gaussian(samples=20_000, width=width, antithetic=antithetic)
-    # The estimate's own error is at most that of as many independent samples.
-    factor = math.sqrt(2)
-    assert (potential.value(s, smoothing) - value).abs() <= factor * value_error
-    found = potential.gradient(s, smoothing)
-    assert ((found - gradient).abs() <= factor * gradient_error).all()
 
 
 def test_padded_gaussian_tends_to_hyperbolic() -> None:

@@ -1,4 +1,4 @@
-"""Shampoo and Kronecker FTRL alone, against cvxpy and NumPy on vec X."""
+"""Shampoo and Kronecker FTRL alone, against NumPy on vec X."""
 
 import math
 
