@@ -155,33 +155,36 @@ class Certificate:
         finite = self.regret.isfinite() & self.bound.isfinite()
         return self.refusal is None and bool((finite & (self.slack >= 0)).all())
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Return the statements on the game nearest to its bound, as (name, sentence)."""
-        worst = int(self.slack.argmin())
+    def __repr__(self) -> str:
+        """Return the verdict, and statements on the game nearest to its bound."""
+        worst, games = int(self.slack.argmin()), self.regret.numel()
 
         def of(values: Tensor) -> float:
             return values.flatten()[min(worst, values.numel() - 1)].item()
 
+        verdict = "holds" if self.holds else "does not hold: the regret is above the bound"
+        if self.refusal is not None:
+            verdict = f"does not hold: {self.refusal}"
         regret, bound = of(self.regret), of(self.bound)
         share = f", {100 * regret / bound:.3g}% of the bound" if 0 < bound < math.inf else ""
-        games = self.regret.numel()
         which = f"; of {games} games number {worst} is nearest to its bound" if games > 1 else ""
-        rows = [("regret", f"{regret:.6g}{share}{which}"), ("bound", f"{bound:.6g}")]
-        rows.append(("theorem", self.theorem))
+        rows = {"regret": f"{regret:.6g}{share}{which}", "bound": f"{bound:.6g}"}
+        rows["theorem"] = self.theorem
         if self.largest is not None:
-            rows.append(("gradients", self._gradients(of)))
+            rows["gradients"] = self._gradients(of(self.largest), of)
         if self.lower is not None:
             forced = f"{of(self.lower):.3g}"
-            rows.append(("adversary", f"Flipping signs of these gradients could force {forced}."))
+            rows["adversary"] = f"Flipping signs of these gradients could force {forced}."
         if self.skipped:
-            steps = f"{self.skipped} skipped (non-finite) step{'s' * (self.skipped > 1)}"
-            are = "are" if self.skipped > 1 else "is"
-            rows.append(("skipped", f"{steps} {are} left out of the regret."))
-        return rows
+            rows["skipped"] = f"Steps left out of the regret, as not finite: {self.skipped}."
+        lines = {"Certificate ": verdict, **{f"  {n:<10}": text for n, text in rows.items()}}
+        return "\n".join(
+            textwrap.fill(text, 88, initial_indent=start, subsequent_indent=" " * 12)
+            for start, text in lines.items()
+        )
 
-    def _gradients(self, of: Callable[[Tensor], float]) -> str:
-        assert self.largest is not None
-        largest = of(self.largest)
+    def _gradients(self, largest: float, of: Callable[[Tensor], float]) -> str:
+        """Return a sentence on the norms beside the stated bound."""
         if self.excess is None or self.gradient_bound is None or not of(self.gradient_bound):
             return f"No norm is above {largest:.6g}."
         limit, added = of(self.gradient_bound), of(self.excess)
@@ -191,21 +194,6 @@ class Certificate:
         if largest <= limit * (1 + 1e-3):  # `largest` is an upper bound, and no sharper than that
             return f"Every norm is within gradient_bound={limit:.6g} but for at most {above}"
         return f"Norms of up to {largest:.6g} exceed gradient_bound={limit:.6g}, by {above}"
-
-    @property
-    def _verdict(self) -> str:
-        if self.refusal is not None:
-            return f"does not hold: {self.refusal}"
-        return "holds" if self.holds else "does not hold: the regret is above the bound"
-
-    def __repr__(self) -> str:
-        """Return the verdict and one row per statement, in lines of at most 88 columns."""
-        rows = [(f"  {name:<10}", text) for name, text in self.rows()]
-        lines = [("Certificate ", self._verdict), *rows]
-        return "\n".join(
-            textwrap.fill(text, 88, initial_indent=start, subsequent_indent=" " * 12)
-            for start, text in lines
-        )
 
 
 def forced_regret(gram: Tensor, radius: float = 1.0) -> Tensor:

@@ -65,8 +65,6 @@ class Distribution:
             device: of the result (default: torch's); the tensors above must be on it, or 0-d.
         """
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        if dtype not in _checks.REAL_DTYPES:
-            raise TypeError(f"dtype must be one of {_checks.REAL_DTYPES}, got {dtype}")
         words = _words(self.number, shape, seed, stream, step, sample, device)
         wide = torch.float32 if dtype in _checks.HALF_DTYPES else dtype  # one call less in a step
         noise = self.values(words.to(wide))

@@ -230,4 +230,4 @@ def test_a_certificate_says_how_gradients_kept_to_their_bound(largest, excess, t
     words = " ".join(str(certificate).split())
     assert told in words
     assert "Flipping signs of these gradients could force 0.125." in words
-    assert "2 skipped (non-finite) steps are left out of the regret." in words
+    assert "Steps left out of the regret, as not finite: 2." in words

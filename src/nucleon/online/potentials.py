@@ -5,7 +5,6 @@ on the rows of S that broadcasts over the batch. Its gradient lies in the ball �
 negative of an action.
 """
 
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
-from nucleon.certificate import Admissibility, padded_width
+from nucleon.certificate import Admissibility, ftpl_constants, padded_width
 from nucleon.linalg.augmented import METHODS as AUGMENTED_METHODS
 from nucleon.linalg.augmented import AugmentedMethod, augmented_polar
 from nucleon.linalg.polar import METHODS as POLAR_METHODS
@@ -266,7 +265,7 @@ class Gaussian(Potential):
         width = self.padded_width(m, n)
         if width < m + 2:
             return None
-        return Admissibility(math.sqrt(m) + math.sqrt(width), 1 / math.sqrt(width - m - 1))
+        return Admissibility(*ftpl_constants(m, width))
 
     def value_at_root(self, s: Tensor, root: Tensor) -> Tensor:
         """Return the mean of ‖[S 0] + LZ‖_* over the samples: LZ and chol(L²)Z have one law."""

@@ -97,7 +97,7 @@ class Ledger:
         return self.loss + self.radius * nuclear_norm(self.total)
 
     def lower(self) -> Tensor:
-        """Return what the gradients cost every learner with some signs, see `forced_regret`."""
+        """Return the regret that some signs of the gradients force, see `forced_regret`."""
         return forced_regret(self.gram, self.radius)
 
     def norm(self, action: Tensor) -> Tensor:
@@ -105,12 +105,12 @@ class Ledger:
         return operator_norm(action).double()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return everything needed to go on, by name."""
+        """Return all sums and counts by name, as tensors."""
         counts = {"rounds": torch.tensor(self.rounds), "oblivious": torch.tensor(self.oblivious)}
         return counts | {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from the `tensors` of a ledger of the same shape, radius and discount."""
+        """Continue from the `tensors` of a ledger of the same shape, radius and discount."""
         vars(self).update(tensors)
         self.rounds, self.oblivious = int(tensors["rounds"]), bool(tensors["oblivious"])
 
