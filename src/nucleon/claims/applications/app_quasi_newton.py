@@ -289,5 +289,5 @@ CLAIM = Claim(
         f"in units of the losses, are the reference's to {EXACT:g}."
     ),
     measure=measure,
-    seconds=(50, 5),
+    seconds=(50, 2),
 )

@@ -302,5 +302,5 @@ CLAIM = Claim(
         f"OGD in a few rounds is the reference's to {beside.EXACT:g}."
     ),
     measure=measure,
-    seconds=(70, 6),
+    seconds=(70, 3),
 )

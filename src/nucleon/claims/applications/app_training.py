@@ -308,5 +308,5 @@ CLAIM = Claim(
         f"exactly to {optimizers.EXACT:g} of the rate, at the defaults to {optimizers.DEFAULT:g}."
     ),
     measure=measure,
-    seconds=(130, 6),
+    seconds=(130, 4),
 )

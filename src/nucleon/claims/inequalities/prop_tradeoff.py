@@ -182,5 +182,5 @@ CLAIM = Claim(
         "√(2αβ)‖X‖_* to 1e-9; α, β, Ψ and the ceilings are the reference's to 1e-6."
     ),
     measure=measure,
-    seconds=(45, 9),
+    seconds=(45, 5),
 )

@@ -175,5 +175,5 @@ CLAIM = Claim(
         f"{EXACT:g}."
     ),
     measure=measure,
-    seconds=(30, 8),
+    seconds=(30, 4),
 )

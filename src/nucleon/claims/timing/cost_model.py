@@ -336,6 +336,6 @@ CLAIM = Claim(
         f"exactly, and what is timed computes what the reference does to {FLOAT32:g}."
     ),
     measure=measure,
-    seconds=(150, 5),
+    seconds=(150, 4),
     alone=True,
 )

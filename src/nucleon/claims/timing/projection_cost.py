@@ -281,5 +281,5 @@ CLAIM = Claim(
         f"{EXACT:g}, solved ones to {SOLVED:g}."
     ),
     measure=measure,
-    seconds=(50, 6),
+    seconds=(50, 4),
 )
