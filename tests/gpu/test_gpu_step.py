@@ -118,15 +118,6 @@ def train_one(optimizer, params, step):
         optimizer.step()
 
 
-def test_a_schedule_of_the_momentum_is_not_captured():
-    params = parameters(shapes=SHAPES[:1])
-    optimizer = nucleon.Muon(params)
-    for step in range(4):
-        optimizer.param_groups[0]["momentum"] = 0.9 + 0.01 * step
-        train(optimizer, params, 1, start=step)
-    assert graphs(optimizer) == [None]
-
-
 def test_a_copy_has_no_graphs_and_goes_on_by_itself():
     params = parameters()
     optimizer = nucleon.Leon(params, lr=0.1)
@@ -138,16 +129,6 @@ def test_a_copy_has_no_graphs_and_goes_on_by_itself():
     train(other, others, 3, start=3)
     for a, b in zip(params, others, strict=True):
         assert torch.equal(a, b)
-
-
-def test_a_learning_rate_on_the_host_with_random_lengths_and_decay():
-    params = parameters()
-    lr = torch.tensor(0.05)
-    options = {"step_length": "exponential", "weight_decay": 0.1}
-    train(nucleon.Leon(params, lr=lr, **options), params, 3)
-    train(nucleon.Leon(others := parameters(), lr=lr.cuda(), **options), others, 3)
-    for a, b in zip(params, others, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_a_state_left_on_the_host_is_an_error_that_can_be_caught():

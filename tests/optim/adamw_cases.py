@@ -421,7 +421,6 @@ OPTIONS = {
 CASES = {
     **{f"skips {bad}": (skips, {"bad": bad}) for bad in (math.nan, math.inf, -math.inf, 1e30)},
     **{f"torch, {name}": (agrees_with_torch, options) for name, options in OPTIONS.items()},
-    **{f"twin, {name}": (agree, options) for name, options in OPTIONS.items()},
     "some missing": (agree, {"missing": (0, 4, 9)}),
     "gradients anywhere": (agree, {"at": 1, "weight_decay": 0.1}),
     "float16": (agree, {"dtype": torch.float16, "weight_decay": 0.1}),

@@ -54,8 +54,8 @@ def check_start(groups: Groups, infos: Infos, options: Sequence[str]) -> None:
 def check_ranks(optimizer: Optimizer) -> None:
     """Check that all ranks have equal updates; every rank must call it, and each raises otherwise.
 
-    Compares, after any step, hashes of the learning rates, of the weights that every rank has whole, and with
-    placement="local" of the momenta Ĝ; synchronizes.
+    Compares, after any step, hashes of the learning rates, of the weights that every rank has
+    whole, and with placement="local" of the momenta Ĝ; synchronizes.
     """
     states = optimizer.state
     distributed = [group for group in optimizer.param_groups if world(group["params"]) != (0,)]
