@@ -161,12 +161,7 @@ def least_average(
 
         ⟨X, g⟩ − b + min(0, min_i ⟨X, g_i − g⟩ + b‖Δ_i‖_op + ⟨Y, Δ_i⟩).
 
-    Args:
-        here: g, (m, n), float64.
-        gradients: g_i, (k, m, n), float64.
-        offsets: Δ_i in units of the radius, (k, m, n), float64.
-        start: weights and prices to start from.
-        iterations: of the method.
+    `here` is g, (m, n), and `offsets` are Δ_i in units of the radius, (k, m, n); all are float64.
     """
     cells, changes, lengths = here.numel(), gradients - here, operator_norm(offsets)
     size = nuclear_norm(changes).amax().clamp(min=1e-300).item()

@@ -119,18 +119,13 @@ def worst(
         raise ValueError(
             f"{file} holds matrices of shape {case.shape}, got shape={tuple(shape)}; pass its own"
         )
-    gradients = case.gradients.to(s.device)
-    left = right = None
-    if s.seed is not None:
+    gradients = case.gradients.to(s.device).unsqueeze(1)  # (T, b, m, n)
+    if s.seed is None:
+        gradients = gradients.expand(-1, math.prod(s.shape[:-2]), -1, -1)
+    else:
         left, right = s.orthonormal(s.short, s.short, 0), s.orthonormal(s.long, s.long, 1)
-
-    def unit(t: int, action: Tensor | None) -> Tensor:
-        gradient = gradients[t - 1]
-        if left is not None and right is not None:
-            return left @ gradient @ right.mT
-        return gradient.expand(s.games, -1, -1)
-
-    return s.stream("worst", unit, rounds=case.rounds)
+        gradients = left @ gradients @ right.mT
+    return s.stream("worst", lambda t, action: gradients[t - 1], rounds=case.rounds)
 
 
 def _kept(learner: str, setting: Setting, rounds: int | None) -> WorstCase:
