@@ -1,20 +1,14 @@
-"""‖∇L(W)‖^[ρ] where it is known: |x|, linear losses, kinks by a linear program."""
-
-import functools
-import itertools
-from collections import Counter
+"""‖∇L(W)‖^[ρ] where it is known: |x|, linear losses, three corners; its program by a conic solver."""
 
 import cvxpy
 import numpy as np
 import pytest
 import torch
 
-from nucleon import noise
 from nucleon.online.problems import random_kinks
 from nucleon.online.stationarity import (
     Average,
     _balanced,
-    _margin,
     least_average,
     stationarity_gap,
 )
@@ -41,7 +35,7 @@ def test_absolute_value_in_closed_form(w, rho):
     outcome = stationarity_gap(torch.sign, torch.tensor([[w]], dtype=F64), rho=rho)
     closed = max(0.0, 1 - rho / abs(w))
     assert closed - 1e-12 <= outcome.value <= closed + CLOSE
-    assert outcome.margin == 0 and outcome.at_the_point == 1
+    assert outcome.at_the_point == 1
     assert outcome.distance <= rho
 
 
@@ -95,25 +89,6 @@ def test_the_law_is_what_it_says(rho):
     assert again.value == outcome.value
 
 
-def test_a_stochastic_gradient_comes_with_its_confidence():
-    """At 99 % the interval misses the exact average of the law in at most one of ten games."""
-    problem = random_kinks(0, measurements=8, spread=0.3, dtype=F64)
-    w, inside, generator = 0.4 * torch.eye(2, 8, dtype=F64), 0, torch.Generator().manual_seed(0)
-
-    def noisy(points):
-        drawn = torch.randint(8, (len(points),), generator=generator)
-        return problem.sample(points, drawn)
-
-    for seed in range(10):
-        outcome = stationarity_gap(noisy, w, rho=0.1, draws=40, pairs=8, seed=seed)
-        points, probabilities = law_of(outcome, w)
-        exact = nuclear((probabilities[:, None, None] * problem.gradient(points)).sum(0).numpy())
-        low, high = outcome.interval
-        assert outcome.margin > 0
-        inside += low <= exact <= high
-    assert inside >= 9
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
 def test_the_mean_distance_is_never_above_the_radius(dtype):
     w = torch.tensor([[1.0, 0.5], [0.2, 2.0]], dtype=dtype)
@@ -122,35 +97,6 @@ def test_the_mean_distance_is_never_above_the_radius(dtype):
         assert 0 < result.distance <= rho
         # The sums of the program leave 1e-12 of room for their rounding.
         assert result.weights.sum() <= 1
-
-
-SPREADS = {
-    "one entry": torch.ones(1, 1, 1, dtype=F64),
-    "one direction": torch.ones(1, 2, 3, dtype=F64),
-    "many": torch.eye(6, dtype=F64).reshape(6, 2, 3),
-    "of all sizes": (10.0 ** -torch.arange(6.0, dtype=F64)).diag().reshape(6, 2, 3),
-}
-
-
-@pytest.mark.parametrize("draws", [2, 20])
-def test_the_margin_holds_at_its_confidence_for_few_draws(draws, monkeypatch):
-    """‖ḡ − E g‖_* of normal draws, in 400 trials: below the confidence by at most 3 deviations."""
-    # The margin's own noise depends on the trial alone.
-    monkeypatch.setattr(noise, "normal", functools.lru_cache(maxsize=1)(noise.normal))
-    generators = {name: torch.Generator().manual_seed(draws) for name in SPREADS}
-    trials, inside = 400, Counter()
-    for trial, (name, spread) in itertools.product(range(trials), SPREADS.items()):
-        z = torch.randn(draws, len(spread), dtype=F64, generator=generators[name])
-        samples = torch.einsum("ds,smn->dmn", z, spread)
-        mean = samples.mean(0)
-        for confidence in (0.5, 0.99):
-            margin = _margin(samples - mean, confidence, trial)
-            inside[name, confidence] += nuclear(mean.numpy()) <= margin
-    for (name, confidence), count in inside.items():
-        deviation = (confidence * (1 - confidence) / trials) ** 0.5
-        assert count / trials >= confidence - 3 * deviation, name
-        if name in ("one entry", "one direction"):  # exact there
-            assert count / trials <= confidence + 3 * deviation, name
 
 
 def least_of_cvxpy(here, gradients, offsets):
@@ -176,14 +122,13 @@ def test_the_program_is_that_of_a_conic_solver(shape, count):
     least = least_of_cvxpy(here, gradients, offsets)
     arrays = [torch.from_numpy(a) for a in (here, gradients, offsets)]
     nothing = torch.zeros(count, dtype=F64), torch.zeros(2 * here.size + 2, dtype=F64)
-    result = least_average(*arrays, Average(*nothing, 0.0, 0.0), iterations=4000)
+    result = least_average(*arrays, Average(*nothing, 0.0), iterations=4000)
     p = result.weights.numpy()
     left = np.linalg.norm(np.einsum("k,kmn->mn", p, offsets), 2)
     lengths = np.linalg.norm(offsets, 2, axis=(1, 2))
     assert p.min() >= 0 and p.sum() + left <= 1 and lengths @ p + left <= 1
     value = nuclear(here + np.einsum("k,kmn->mn", p, gradients - here))
     size = nuclear(gradients - here).max()
-    assert result.value == pytest.approx(value + size * left, rel=1e-9)
     slack = 1e-6 * size  # of the oracle
     assert result.lower - slack <= least <= result.lower + 2e-3 * size
     if count == 6:
@@ -204,7 +149,6 @@ def test_the_balancing_point_counts():
     ("change", "match"),
     [
         ({"rho": 0.0}, "rho"),
-        ({"draws": 1}, "draws"),
         ({"w": torch.zeros(2, 2, 2)}, "w must be one matrix"),
         ({"gradient": lambda y: y[0]}, "gradient must map"),
         ({"gradient": lambda y: y * torch.nan}, "gradient around w"),

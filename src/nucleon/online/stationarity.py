@@ -7,8 +7,7 @@ A law on sampled points W + Δ_i has the weights p_i of a convex program,
     min ‖g + Σ p_i (g_i − g)‖_*,  p ≥ 0,  Σ p_i ≤ 1,  Σ p_iΔ_i = 0,  Σ p_i‖Δ_i‖_op ≤ ρ,
 
 g_i the gradient at W + Δ_i and g that at W, which has the remaining weight. docs/theory.md, "The
-gap at a point", says how points are drawn, how the mean is balanced, and what the margin of a
-stochastic gradient is; `tests/online/test_stationarity.py` simulates its coverage.
+gap at a point", says how points are drawn and how the mean is balanced.
 """
 
 import math
@@ -25,7 +24,7 @@ from nucleon.linalg.polar import polar
 from nucleon.linalg.projections import truncated
 
 Gradient = Callable[[Tensor], Tensor]
-"""∇L, or a stochastic gradient, of a stack of points: (k, m, n) → (k, m, n)."""
+"""∇L of a stack of points: (k, m, n) → (k, m, n)."""
 
 _NOISE_SEED = 0x737461746E
 _GENERATIONS = 16
@@ -34,8 +33,6 @@ _LAST = 2000  # and in the last
 _RATIO = 10.0  # √ of the ratio of its steps in p and in the prices: best of 1, 3, 5, 10 on kinks
 _REACH = 3.0  # decades of ‖Δ‖/ρ, from 1/5 up; far points get a small weight
 _LOPSIDED = 2.0  # decades of c, from 1/100 to 100
-_RESAMPLES = 999  # of the margin
-_CONFIDENCE = 0.99
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +40,7 @@ class StationarityGap:
     """An upper bound of ‖∇L(W)‖^[ρ], with the law that reaches it."""
 
     value: float
-    """‖E ∇L(Y)‖_*; for a stochastic gradient, of a mean over draws that the search has not seen."""
-    margin: float
-    """‖E ∇L(Y)‖_* is within value ± margin with probability 0.99, where the mean gradient over the
-    law is normal; 0 for an exact gradient."""
+    """‖E ∇L(Y)‖_*."""
     gap: float
     """Duality gap of the last program: by the gradients that the search sampled, no law on its
     points has a value smaller than that of `weights` by more."""
@@ -57,64 +51,46 @@ class StationarityGap:
     weights: Tensor
     """Probabilities of the offsets, (k,); Y = W with the rest."""
     at_the_point: float
-    """‖∇L(W)‖_*, the value with ρ = 0; of a stochastic gradient, that of the mean of the draws."""
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The interval value ± margin, cut at 0."""
-        return max(0.0, self.value - self.margin), self.value + self.margin
+    """‖∇L(W)‖_*, the value with ρ = 0."""
 
 
 def stationarity_gap(
-    gradient: Gradient,
-    w: Tensor,
-    *,
-    rho: float,
-    pairs: int = 96,
-    draws: int | None = None,
-    seed: int = 0,
+    gradient: Gradient, w: Tensor, *, rho: float, pairs: int = 96, seed: int = 0
 ) -> StationarityGap:
     """Return an upper bound of ‖∇L(W)‖^[ρ] (Definition 5.1), with the law that reaches it.
 
     Args:
-        gradient: ∇L of a stack of points; with `draws`, a stochastic gradient, unbiased and with
-            new noise for every point of the stack, which then repeats each point so many times.
+        gradient: ∇L of a stack of points. The search minimizes over what it returns, so the noise
+            of a stochastic gradient would make the value too small.
         w: the point W, (m, n), float32 or float64.
         rho: ρ > 0.
         pairs: new points W + Δ, W − cΔ in each generation of the search (default 96).
-        draws: of the stochastic gradient at each point, at least 2; None for an exact one
-            (default). Few of them leave a wide margin, which is Student's t; noise that is rare and
-            large needs so many that it shows.
-        seed: of the points and the margin (default 0); the least value over several seeds is a
-            bound as well.
+        seed: of the points (default 0); the least value over several seeds is a bound as well.
     """
     if _checks.matrix("w", w, dtypes=_checks.FULL_DTYPES).ndim != 2:
         raise ValueError(f"w must be one matrix (m, n), got shape {tuple(w.shape)}; pass one point")
     rho = _checks.positive("rho", rho)
-    if draws is not None:
-        _checks.count("draws", draws, minimum=2)
 
     def sampled(offsets: Tensor) -> Tensor:
-        """Return the gradient at W + Δ, (draws, k, m, n), in float64."""
-        points = (w + offsets).repeat(draws or 1, 1, 1)
+        """Return the gradient at W + Δ, (k, m, n), in float64."""
+        points = w + offsets
         gradients = gradient(points)
         if gradients.shape != points.shape:
             raise ValueError(
                 f"gradient must map (k, m, n) to (k, m, n), gave {tuple(gradients.shape)} for "
                 f"{tuple(points.shape)}"
             )
-        _checks.finite("the gradient around w", gradients)
-        return gradients.double().unflatten(0, (draws or 1, len(offsets)))
+        return _checks.finite("the gradient around w", gradients).double()
 
-    here = sampled(torch.zeros_like(w).unsqueeze(0)).mean(0)[0]
+    here = sampled(torch.zeros_like(w).unsqueeze(0))[0]
     offsets, gradients = w.new_zeros(0, *w.shape), here.new_zeros(0, *w.shape)
-    program = Average(here.new_zeros(0), here.new_zeros(2 * here.numel() + 2), 0.0, 0.0)
+    program = Average(here.new_zeros(0), here.new_zeros(2 * here.numel() + 2), 0.0)
     for generation in range(1, _GENERATIONS + 1):
         heavy = program.weights > 1e-6 * program.weights.sum()
         offsets, gradients, weights = offsets[heavy], gradients[heavy], program.weights[heavy]
         fresh = _proposals(offsets, weights, w, here, rho, pairs, seed, generation)
         offsets = torch.cat([offsets, fresh])
-        gradients = torch.cat([gradients, sampled(fresh).mean(0)])
+        gradients = torch.cat([gradients, sampled(fresh)])
         start = program._replace(weights=torch.cat([weights, weights.new_zeros(len(fresh))]))
         count = _LAST if generation == _GENERATIONS else _ITERATIONS
         program = least_average(here, gradients, offsets.double() / rho, start, iterations=count)
@@ -122,13 +98,10 @@ def stationarity_gap(
     offsets, weights, distance = _balanced(offsets[positive], program.weights[positive], rho)
     points = torch.cat([torch.zeros_like(w).unsqueeze(0), offsets])
     p = torch.cat([1 - weights.sum().reshape(1), weights])
-    samples = torch.einsum("k,dkmn->dmn", p, sampled(points))  # fresh ones
-    mean = samples.mean(0)
-    value = nuclear_norm(mean).item()
+    value = nuclear_norm(torch.einsum("k,kmn->mn", p, sampled(points))).item()
     return StationarityGap(
         value=value,
-        margin=0.0 if draws is None else _margin(samples - mean, _CONFIDENCE, seed),
-        gap=max(0.0, (value if draws is None else program.value) - program.lower),
+        gap=max(0.0, value - program.lower),
         distance=distance,
         offsets=offsets,
         weights=weights,
@@ -143,8 +116,6 @@ class Average(NamedTuple):
     """p, (k,), with Σp_i + ‖Σp_iΔ_i‖ ≤ 1 and Σp_i‖Δ_i‖ + ‖Σp_iΔ_i‖ ≤ 1: room to balance it."""
     prices: Tensor
     """X, a, b and Y of the saddle point, (2mn + 2,)."""
-    value: float
-    """‖g + Σp_i(g_i − g)‖_* + max‖g_i − g‖_*·‖Σp_iΔ_i‖_op: what is left to balance costs."""
     lower: float
     """A lower bound of the program, from a point of its dual."""
 
@@ -206,7 +177,7 @@ def least_average(
         q, dual = visited[gaps.index(min(gaps))]
         sums, terms = [torch.zeros_like(q), torch.zeros_like(dual)], 0
     prices = torch.cat([dual[:cells], dual[cells:] * size])
-    return Average(best[1] * unit, prices, size * best[0], size * lower)
+    return Average(best[1] * unit, prices, size * lower)
 
 
 def _proposals(
@@ -260,20 +231,3 @@ def _balanced(offsets: Tensor, weights: Tensor, rho: float) -> tuple[Tensor, Ten
     while (distance := (weights * lengths).sum().item()) > rho:  # by rounding
         weights = weights * (rho / distance * (1 - 1e-15))
     return offsets, weights, distance
-
-
-def _margin(centered: Tensor, confidence: float, seed: int) -> float:
-    """Return the quantile of ‖Σ z_j(g_j − ḡ)‖_*/√(k(k−1)u), z normal and u = χ²_{k−1}/(k−1)."""
-    draws = len(centered)
-    normal = noise.normal(
-        (_RESAMPLES, 2 * draws - 1),
-        seed=seed ^ _NOISE_SEED,
-        stream=2,
-        dtype=centered.dtype,
-        device=centered.device,
-    )
-    z, others = normal[:, :draws], normal[:, draws:]
-    student = z / others.square().sum(1, keepdim=True).mul(draws).sqrt()
-    norms = nuclear_norm(torch.einsum("rd,dmn->rmn", student, centered))
-    # A norm of the same law as the resampled ones is below the r-th of them with chance r/(R+1).
-    return norms.sort().values[math.ceil((_RESAMPLES + 1) * confidence - 1e-9) - 1].item()
