@@ -5,6 +5,7 @@ value that was given and what to do instead. Checks that look at tensor values s
 device, so they belong to the checked public functions, never to an optimizer's step.
 """
 
+import difflib
 import math
 from collections.abc import Collection, Sequence
 
@@ -168,6 +169,13 @@ def choice(name: str, value: object, options: Collection[str]) -> str:
     if not isinstance(value, str) or value not in options:
         raise ValueError(f"{name} must be one of {_names(options)}, got {value!r}")
     return value
+
+
+def unknown(kind: str, name: str, names: Collection[str]) -> tuple[str, str]:
+    """Return a sentence on an unknown name, and a hint: the nearest name, or all of them."""
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the {kind}s are {', '.join(names)}"
+    return f"there is no {kind} {name!r}", hint
 
 
 def positive(name: str, value: float) -> float:

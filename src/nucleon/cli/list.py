@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from nucleon._naming import unknown
+from nucleon._checks import unknown
 from nucleon.claims import CLAIMS
 from nucleon.cli.console import AsJson, CommandError, Debug, console, plain_errors, print_json
 from nucleon.cli.play import PLAYERS

@@ -1,9 +1,13 @@
 """`nucleon play`: play learners against streams and show regret beside bound, live."""
 
 import ast
+import importlib
 import inspect
 import math
+import re
+import runpy
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +18,7 @@ import torch
 import typer
 from rich.markup import escape
 
-from nucleon._naming import is_address, named, unknown
+from nucleon._checks import unknown
 from nucleon.claims import Check, Claim, Figure, Panel, Series, Settings, Table
 from nucleon.claims.engine import Item, Run
 from nucleon.cli.console import (
@@ -43,6 +47,8 @@ PLAYERS: Mapping[str, type[Learner]] = {**LEARNERS, GBPA.name: GBPA}
 """Learners by name; GBPA needs a potential."""
 VALUES = {"true": True, "false": False, "null": None, "inf": math.inf, "-inf": -math.inf}
 """Values of options that are no Python literals."""
+ADDRESS = re.compile(r"([^:=,]+):([^\W\d]\w*)(?::(.*))?")
+"""Module or file, class, and its options."""
 COLUMNS = ("learner", "round", "regret", "bound", "slack", "‖X_t‖")
 T = TypeVar("T")
 
@@ -165,7 +171,7 @@ def _pair(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
     if "potential" in options:
         name = str(options["potential"])
         potentials = {kind.lower(): potential for kind, potential in POTENTIALS.items()}
-        kind, _ = _parse("potential", name if is_address(name) else name.lower(), potentials)
+        kind, _ = _parse("potential", name if ":" in name else name.lower(), potentials)
         options["potential"] = _constructed("potential", name, kind, {}, {})
     bound = opponent.gradient_bound
     if isinstance(constructor, type) and issubclass(constructor, ScalarGBPA):
@@ -179,17 +185,34 @@ def _pair(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
 def _parse(
     category: str, words: str, constructors: Mapping[str, Callable[..., T]]
 ) -> tuple[Callable[..., T], dict[str, Any]]:
-    """Read `name:option=value,…`; the name may be an address."""
+    """Read `name:option=value,…`; the name may be `package.module:Class` or `file.py:Class`."""
     name, _, rest = words.partition(":")
-    if name not in constructors and is_address(":".join(words.split(":")[:2])):
-        place, attribute, *options = words.split(":", 2)
-        name, rest = f"{place}:{attribute}", "".join(options)
-    if name not in constructors and not is_address(name):
+    hint = f"the {category}s by name are {', '.join(constructors)}"
+    if name in constructors:
+        constructor = constructors[name]
+    elif address := ADDRESS.fullmatch(words):
+        place, attribute, rest = address.groups(default="")
+        name = f"{place}:{attribute}"
+        kinds = (ImportError, LookupError, AttributeError, SyntaxError, OSError)
+        with hinting(hint, kinds, before=f"{name} cannot be imported: "):
+            constructor = _imported(place, attribute)
+    else:
         sentence, hint = unknown(category, name, constructors)
         raise CommandError(sentence, f"{hint} (or write module:Class)")
-    options = dict(setting(name, pair) for pair in rest.split(",") if pair)
-    with hinting(f"the {category}s by name are {', '.join(constructors)}"):
-        return constructors[name] if name in constructors else named(name), options
+    return constructor, dict(setting(name, pair) for pair in rest.split(",") if pair)
+
+
+def _imported(place: str, name: str) -> Any:
+    """Import from a module or a file; modules beside the file are found too."""
+    path = Path(place)
+    is_file = path.suffix == ".py"
+    sys.path.insert(0, str((path.parent if is_file else Path()).resolve()))
+    try:
+        if is_file:
+            return runpy.run_path(place)[name]
+        return getattr(importlib.import_module(place), name)
+    finally:
+        del sys.path[0]
 
 
 def setting(name: str, text: str) -> tuple[str, Any]:

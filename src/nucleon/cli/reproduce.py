@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from nucleon._naming import unknown
+from nucleon._checks import unknown
 from nucleon.claims import CLAIMS, Check, Claim, Settings, Table
 from nucleon.cli.console import (
     MARKS,

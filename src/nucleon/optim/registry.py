@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from nucleon._naming import unknown
+from nucleon._checks import unknown
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.leon import Leon
 from nucleon.optim.muon import Muon
