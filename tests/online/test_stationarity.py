@@ -1,4 +1,4 @@
-"""‖∇L(W)‖^[ρ] where it is known: |x|, linear losses, three corners; its program by a conic solver."""
+"""‖∇L(W)‖^[ρ] where it is known, and its program by a conic solver."""
 
 import cvxpy
 import numpy as np
