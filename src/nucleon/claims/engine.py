@@ -305,13 +305,10 @@ class Run:
         A name that is no parameter of `measure` labels the row alone. `kind` is the class of rows.
         A row of which JSON can hold nothing that was measured is left out of the trace.
         """
-        every, rows = list(points), Rows()
-        parameters = inspect.signature(measure).parameters.values()
-        everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        accepted = {p.name for p in parameters}
+        every, rows, accepted = list(points), Rows(), inspect.signature(measure).parameters
         self.progress.begin(len(every))
         for point in every:
-            options = {n: v for n, v in point.items() if everything or n in accepted}
+            options = {n: v for n, v in point.items() if n in accepted}
             row = kind(**{**point, **measure(**options)})
             rows.append(row)
             if row.record().keys() - point.keys():
@@ -328,11 +325,6 @@ class Run:
 Item = Check | Table | Figure | str
 """An item that a claim yields; each paragraph of a string is a note."""
 ItemT = TypeVar("ItemT", Check, Table, Figure, str)
-
-
-def notes(text: str) -> Iterator[str]:
-    """Yield each paragraph of a text, in one line."""
-    yield from (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 @dataclass(frozen=True)
@@ -368,5 +360,5 @@ class Claim:
         def of(kind: type[ItemT]) -> tuple[ItemT, ...]:
             return tuple(item for item in items if isinstance(item, kind))
 
-        paragraphs = (note for text in of(str) for note in notes(text))
-        return Result(of(Check), of(Table), of(Figure), tuple(run.records), tuple(paragraphs))
+        notes = (" ".join(part.split()) for text in of(str) for part in text.split("\n\n"))
+        return Result(of(Check), of(Table), of(Figure), tuple(run.records), tuple(notes))

@@ -21,7 +21,6 @@ from nucleon.claims.engine import (
     at_least,
     at_most,
     below,
-    notes,
 )
 from nucleon.claims.oracle import curvature
 from nucleon.claims.oracle.algebra import Array
@@ -261,7 +260,7 @@ def measure(run: Run) -> Iterator[Item]:
         "The online method computes one gradient per iteration, two if it falls back.",
         tuple(map(panel, objectives)),
     )
-    yield from notes("""
+    yield """
         A round costs an eigendecomposition and a factorization, O(n³), against BFGS's O(n²) and
         L-BFGS's O(n): in time the others are ahead unless gradients are dear. The method needs μ
         and L, which SciPy does not, but no line search and no values of f.
@@ -269,7 +268,7 @@ def measure(run: Run) -> Iterator[Item]:
         SciPy stops by the ∞-norm; here every method is stopped at its first iterate with ‖∇f‖₂ ≤
         1e-8. The running bound is certified on the condition that it states; with the bound 1,
         which μ and L imply, the certificate is unconditional, and the start slower.
-    """)
+    """
 
 
 CLAIM = Claim(

@@ -23,7 +23,6 @@ from nucleon.claims.engine import (
     below,
     cases,
     least,
-    notes,
     worst,
 )
 from nucleon.claims.oracle import bounds, learners, twins
@@ -237,7 +236,7 @@ def measure(run: Run) -> Iterator[Item]:
         tuple(map(panel, STREAMS)),
     )
     yield from beside.against_oracle(compared(run.seed))
-    yield from notes("""
+    yield """
         The loss of a learner is that of X_t, which is the expected loss of the orthogonal matrix it
         draws; Procrustes is judged by the orthogonal matrix it found. The regret is against the
         best orthogonal matrix of the whole stream, for a discounted learner too.
@@ -245,7 +244,7 @@ def measure(run: Run) -> Iterator[Item]:
         Procrustes from scratch is following the leader: on steady scans it has the least loss, and
         no guarantee. Where scans alternate between two poses it is wrong every other time, the
         other times at a tie, and its regret grows linearly; a window of even length sees only ties.
-    """)
+    """
 
 
 def regret_checks(rows: Rows) -> Iterator[Check]:

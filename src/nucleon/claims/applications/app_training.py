@@ -14,7 +14,7 @@ from torch.optim import AdamW, Optimizer
 from nucleon import noise
 from nucleon.claims import optimizers
 from nucleon.claims.applications import needed
-from nucleon.claims.engine import Check, Claim, Item, Row, Rows, Run, at_least, below, cases, notes
+from nucleon.claims.engine import Check, Claim, Item, Row, Rows, Run, at_least, below, cases
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.optim import Leon, Muon, Pion
 
@@ -241,7 +241,7 @@ def measure(run: Run) -> Iterator[Item]:
     yield from optimizers.default_checks(HIDDEN, seed=run.seed)
     yield from shown(curves, len(data.test_targets))
     ratio, error = _ratio(by_method["Leon"], by_method["Muon"])
-    yield from notes(f"""
+    yield f"""
         The paper trains no network: this is no claim of it, but the question its method raises.
         Leon's least mean test loss over Muon's: {ratio:.2f} ± {error:.2f} (standard error).
 
@@ -250,7 +250,7 @@ def measure(run: Run) -> Iterator[Item]:
         to zero; seeds {seeds[0]} to {seeds[-1]}. Every option of an optimizer is its default, but
         AdamW's weight decay is 0. Biases and head are AdamW's at {AUX_RATE} beside a matrix method;
         the method AdamW has one rate for all. Diverged runs count as a loss of {WORST:g}.
-    """)
+    """
 
 
 def shown(curves: Rows, tests: int) -> Iterator[Item]:

@@ -102,16 +102,16 @@ def too_small_a_delta() -> float:
 def measure(run: Run) -> Iterator[Item]:
     """Play wild streams and swings, and a few rounds beside the oracle."""
     lengths, gradients = run.pick(LENGTHS), wild_streams(run)
-    sides = [{"variant": name, **side} for name in OFFSETS for side in SIDES]
+    sides = [{"variant": name, "_side": side, **side} for name in OFFSETS for side in SIDES]
 
-    def wild(variant: str, **side: Any) -> dict[str, float]:
-        return {"share": shares(gradients, offset=OFFSETS[variant], **side).max().item()}
+    def wild(variant: str, _side: dict[str, str]) -> dict[str, float]:
+        return {"share": shares(gradients, offset=OFFSETS[variant], **_side).max().item()}
 
-    def swings(variant: str, rounds: int, **side: Any) -> dict[str, float]:
+    def swings(variant: str, _side: dict[str, str], rounds: int) -> dict[str, float]:
         # An axis, or the cube's diagonal: there the game is one on an interval.
-        along = torch.eye(1, DIMENSION) if side["ball"] == "l2" else torch.ones(1, DIMENSION)
+        along = torch.eye(1, DIMENSION) if _side["ball"] == "l2" else torch.ones(1, DIMENSION)
         stream = swing(rounds, PUSH[variant])[:, None, None, None] * along.double()
-        return {"share": shares(stream, offset=OFFSETS[variant], **side)[-1].item()}
+        return {"share": shares(stream, offset=OFFSETS[variant], **_side)[-1].item()}
 
     games = run.each(sides, wild)
     swung_games = run.each([{**s, "rounds": t} for s in sides for t in lengths], swings)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nucleon import noise
 from nucleon.claims.beside import against_oracle, close, compare, leaning
-from nucleon.claims.engine import Check, Claim, Item, Row, Rows, Run, at_least, at_most, notes
+from nucleon.claims.engine import Check, Claim, Item, Row, Rows, Run, at_least, at_most
 from nucleon.claims.oracle import costs, learners, twins
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.linalg.augmented import augmented_coupled
@@ -256,7 +256,7 @@ def measure(run: Run) -> Iterator[Item]:
     caption = "The least of several CPU times on one thread, and the fitted formula."
     title = "Time of a round against the flop model"
     yield Figure("time", title, caption, tuple(map(panel, fits)))
-    yield from notes(f"""
+    yield f"""
         Times are the least CPU time of the process on one thread; they differ from run to run and
         from machine to machine, and the seed does not determine them. What starting the operations
         takes is measured on matrices of {TINY} rows and taken off.
@@ -266,7 +266,7 @@ def measure(run: Run) -> Iterator[Item]:
         LZ, which the paper omits, and its m³ is the Cholesky factor alone, whose flops are slow.
         The library's own augmented recursion postpones the products with X and restarts, which
         costs less for wide matrices and stays in the ball; see `linalg.augmented`.
-    """)
+    """
 
 
 def fit_checks(fits: Rows) -> Iterator[Check]:

@@ -22,7 +22,6 @@ from nucleon.claims.engine import (
     at_most,
     cases,
     label,
-    notes,
 )
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.linalg import quadratic_projection
@@ -216,7 +215,7 @@ def measure(run: Run) -> Iterator[Item]:
             (REFERENCE_SHAPE[0], REFERENCE_SHAPE[0]), names=("One-sided Shampoo",), seed=run.seed
         ),
     )
-    yield from notes(f"""
+    yield f"""
         Problems of the rounds {", ".join(map(str, rounds))} of games at {label(shape)}, condition
         1000, in float64; the learners advance with projections to 1e-4. A time is processor time of
         the projection alone; FAML's is the whole round, without validation. Every step takes a
@@ -225,7 +224,7 @@ def measure(run: Run) -> Iterator[Item]:
         FTRL is judged as the paper solves it, by projected gradient with an SVD of m×n per step.
         What the library's own FTRL costs, in the eigenbasis, on m×m, from the last action, and in
         closed form where the ball does not bind, is in the table, without a verdict.
-    """)
+    """
 
 
 def shown(solved: Rows, shape: tuple[int, int]) -> Iterator[Item]:
