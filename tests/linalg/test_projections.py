@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleon.linalg import quadratic_projection
-from nucleon.linalg.quadratic import _Problem
+from nucleon.linalg.projections import _Problem
 from strategies import (
     EMPTY,
     FULL,

@@ -6,8 +6,11 @@ Imports torch and `nucleon._checks`; every other package may import it.
 from nucleon.linalg.augmented import augmented_polar, residual
 from nucleon.linalg.norms import nuclear_norm, operator_norm
 from nucleon.linalg.polar import polar
-from nucleon.linalg.projections import project_operator_ball
-from nucleon.linalg.quadratic import QuadraticSolution, quadratic_projection
+from nucleon.linalg.projections import (
+    QuadraticSolution,
+    project_operator_ball,
+    quadratic_projection,
+)
 from nucleon.linalg.roots import inverse_sqrt
 
 __all__ = [

@@ -22,7 +22,7 @@ from nucleon.linalg.augmented import AugmentedMethod, augmented_polar
 from nucleon.linalg.polar import METHODS as POLAR_METHODS
 from nucleon.linalg.polar import Method as PolarMethod
 from nucleon.linalg.polar import polar
-from nucleon.linalg.quadratic import QuadraticSolution, Solver, quadratic_projection
+from nucleon.linalg.projections import QuadraticSolution, Solver, quadratic_projection
 from nucleon.linalg.roots import cholesky_root, psd_eigh
 
 

@@ -25,7 +25,7 @@ from nucleon.claims.engine import (
 )
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.linalg import quadratic_projection
-from nucleon.linalg.quadratic import Solver
+from nucleon.linalg.projections import Solver
 from nucleon.online import streams
 from nucleon.online.learners import FAML, FTRL, OneSidedShampoo
 

@@ -18,8 +18,7 @@ from nucleon.linalg.augmented import AugmentedMethod, augmented_definite
 from nucleon.linalg.kernels import add_to_diagonal
 from nucleon.linalg.norms import nuclear_norm, operator_norm
 from nucleon.linalg.polar import Method as PolarMethod
-from nucleon.linalg.projections import truncated
-from nucleon.linalg.quadratic import Solver
+from nucleon.linalg.projections import Solver, truncated
 from nucleon.online import theory
 from nucleon.online.learners.base import Learner, LearnerOptions
 from nucleon.online.potentials import Hyperbolic, Nuclear, Potential, Regularized

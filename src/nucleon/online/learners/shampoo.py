@@ -28,7 +28,7 @@ from torch import Tensor
 
 from nucleon import _checks, moments
 from nucleon.linalg.norms import operator_norm
-from nucleon.linalg.quadratic import Solver, quadratic_projection
+from nucleon.linalg.projections import Solver, quadratic_projection
 from nucleon.online import theory
 from nucleon.online.learners.base import Learner, LearnerOptions
 from nucleon.online.metric import Root
