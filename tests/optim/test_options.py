@@ -143,22 +143,16 @@ def test_a_bound_needs_no_smoothing_scale():
     assert torch.allclose(opt.param_groups[0]["params"][0], -moved)
 
 
-def test_an_option_of_another_method_is_a_mistake_in_a_group():
-    param = torch.zeros(3, 5, requires_grad=True)
-    for name, value in (("beta2", 0.9), ("samples", 2)):
-        with pytest.raises(TypeError, match=f"muon has no option '{name}'"):
-            nucleon.Muon([{"params": [param], name: value}])
-
-
-def test_an_option_of_a_user_s_method_is_a_word_of_theirs_in_groups_of_ours():
+def test_an_option_of_another_method_is_a_mistake_in_a_group_unless_a_user_s():
     class Labelled(nucleon.Muon):
         name, own_options = "labelled", {"label": 1.0}
 
     param = torch.zeros(3, 5, requires_grad=True)
-    running = nucleon.Muon([{"params": [param], "label": "what a user writes beside"}])
-    assert running.param_groups[0]["label"] == "what a user writes beside"
-    group = {"params": [param], "label": 2.0}
-    assert Labelled([group]).param_groups[0]["label"] == 2.0
+    for name, value in (("beta2", 0.9), ("samples", 2)):
+        with pytest.raises(TypeError, match=f"muon has no option '{name}'"):
+            nucleon.Muon([{"params": [param], name: value}])
+    for make in (nucleon.Muon, Labelled):  # where it is a word of the user's
+        assert make([{"params": [param], "label": 2.0}]).param_groups[0]["label"] == 2.0
 
 
 def test_the_own_options_of_all_optimizers_are_known():

@@ -40,19 +40,17 @@ def test_an_optimizer_of_the_groups_takes_the_steps_of_for_model(method):
     assert rates == [("matrix", 0.5, 0.5, 0.1), ("matrix", 0.1, 0.9, 0.1), ("adamw", 0.02, 0.9, 0)]
 
 
-def test_nothing_is_made_but_the_groups():
+def test_groups_are_all_that_is_made_and_what_is_not_known_is_refused():
     net = model()
-    groups = param_groups(net, lr=0.3, head="3")
-    assert [g["lr"] for g in groups] == [0.3, 1e-3]
+    groups = param_groups(net, lr=0.3, head="3", overrides={"2.weight": {"lr": 0.3, "samples": 2}})
+    assert [g["lr"] for g in groups] == [0.3, 0.3, 1e-3]
     params = [param for group in groups for _, param in group["params"]]
     assert sorted(map(id, params)) == sorted(map(id, net.parameters()))
-
-
-def test_what_is_not_known_is_refused_as_by_for_model():
-    with pytest.raises(TypeError, match=r"'momentums'.*did you mean 'momentum'"):
-        param_groups(model(), overrides={"0.weight": {"momentums": 0.5}})
-    with pytest.raises(TypeError, match="its lr is aux_lr"):
-        param_groups(model(), aux={"lr": 0.5})
-    groups = param_groups(model(), head="3", overrides={"0.weight": {"samples": 2}})
+    for match, call in (
+        (r"'momentums'.*did you mean 'momentum'", {"overrides": {"0.weight": {"momentums": 0.5}}}),
+        ("its lr is aux_lr", {"aux": {"lr": 0.5}}),
+    ):
+        with pytest.raises(TypeError, match=match):
+            param_groups(net, **call)
     with pytest.raises(TypeError, match="leon has no option 'samples'"):
         nucleon.Leon(groups)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import nucleon
+from optim.modules import named, parameter
 
 
 def network(frozen=True):
@@ -62,15 +63,8 @@ def test_quantized_weights_are_left_out(dtype):
     assert row.route == "frozen" and "quantized" in row.reason
 
 
-class Strange(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.kernel = nn.Parameter(torch.randn(3, 4), requires_grad=False)
-        self.known = nn.Linear(4, 4)
-
-
 def test_nothing_about_what_is_frozen_raises():
-    model = Strange()
+    model = named("Strange", kernel=parameter(3, 4).requires_grad_(False), known=nn.Linear(4, 4))
     optimizer = nucleon.Leon.for_model(model, overrides={"kernel": {"axes": "r c c"}})
     assert optimizer.explain()["kernel"].route == "adamw"
     assert nucleon.Leon.for_model(model).explain()["kernel"].reason.startswith("not known in")
@@ -98,17 +92,6 @@ def test_loading_makes_no_state_of_what_is_frozen():
 
 
 # ------------------------------------------------------------------------------ added later
-
-
-def test_the_groups_of_a_module_are_added_as_for_model_routes_them():
-    model = network(frozen=False)
-    optimizer = nucleon.Leon.for_model(model, lr=0.1, aux_lr=0.01, head=None)
-    model.append(nn.ModuleDict({"later": nn.Linear(3, 5), "norm": nn.LayerNorm(5)}).double())
-    for group in nucleon.optim.param_groups(model[5], head=None, aux_lr=0.02):
-        optimizer.add_param_group(group)
-    rows = {row.name: row for row in optimizer.explain()}
-    assert rows["later.weight"].route == "matrix" and rows["norm.weight"].route == "adamw"
-    assert [g["lr"] for g in optimizer.param_groups[-2:]] == [0.1, 0.02]
 
 
 def test_a_group_without_a_route_is_refused_as_the_error_says():
