@@ -1,4 +1,4 @@
-"""‖∇L(W)‖^[ρ] where it is known, and its program by a conic solver."""
+"""‖∇L(W)‖^[ρ] of |x|, linear losses and three corners; its program by a conic solver."""
 
 import cvxpy
 import numpy as np
