@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nucleon import _checks
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import gram_decay
 from nucleon.optim.matrices import stacks
@@ -66,16 +65,11 @@ def converted(
         for group in each.param_groups
         for param in group["params"]
     }
-    names = dict(model.named_parameters())
-    if not any(old[p][1] for p in names.values() if p in old):
+    if not any(old[p][1] for p in model.parameters() if p in old):
         raise ValueError(
             "the old optimizer has no state of any parameter of the model; pass optimizers of this "
             "model, after at least one step"
         )
-    for name, param in names.items():
-        for key, value in old[param][1].items() if param in old else ():
-            if isinstance(value, Tensor) and value.shape == param.shape:
-                _checks.finite(f"{key} of {name}", value)
     new = kind.for_model(model, **_options(model, old, options))
     if any(group["certify"] for group in new.param_groups):
         raise ValueError("certify=True needs a run from its start; convert without it")

@@ -105,9 +105,7 @@ class QKClip:
             runs).
     """
 
-    def __init__(
-        self, threshold: float = 100.0, *, group: "dist.ProcessGroup | None" = None
-    ) -> None:
+    def __init__(self, threshold: float = 100.0, *, group: Any = None) -> None:
         self.threshold = _checks.positive("threshold", threshold)
         self.group = group
         self._attentions: dict[str, _Attention] = {}
@@ -115,11 +113,7 @@ class QKClip:
 
     @classmethod
     def for_model(
-        cls,
-        model: nn.Module,
-        threshold: float = 100.0,
-        *,
-        group: "dist.ProcessGroup | None" = None,
+        cls, model: nn.Module, threshold: float = 100.0, *, group: Any = None
     ) -> "QKClip":
         """Watch every module of a model that has a `q_proj` and a `k_proj`, both Linear.
 
@@ -166,8 +160,6 @@ class QKClip:
             key_rows: rows of the keys (all).
         """
         _checks.count("head_size", head_size)
-        if name in self._attentions:
-            raise ValueError(f"{name!r} is watched already; give each attention its own name")
         counts = [
             len(range(linear.out_features)[rows])
             for linear, rows in ((query, query_rows), (key, key_rows))
@@ -179,9 +171,9 @@ class QKClip:
                 f"key_rows"
             )
         wide = _checks.work_dtype(query.weight.dtype)
-        zeros = torch.zeros(max(counts) // head_size, dtype=wide, device=query.weight.device)
-        queries = _Side(query, query_rows, head_size, zeros[: counts[0] // head_size].clone())
-        keys = _Side(key, key_rows, head_size, zeros[: counts[1] // head_size].clone())
+        zeros = [query.weight.new_zeros(count // head_size, dtype=wide) for count in counts]
+        queries = _Side(query, query_rows, head_size, zeros[0])
+        keys = _Side(key, key_rows, head_size, zeros[1])
         unseen = torch.full_like(queries.longest, -torch.inf)
         factor = head_size**-0.5 if scale is None else float(scale)
         self._attentions[name] = _Attention(queries, keys, factor, unseen)
@@ -196,8 +188,6 @@ class QKClip:
         They replace the bound, which is larger. With tensor parallelism pass the heads of this
         rank.
         """
-        if name not in self._attentions:
-            raise ValueError(f"{name!r} is not watched; pass one of {list(self._attentions)}")
         attention = self._attentions[name]
         heads = logits.shape[-3] if logits.ndim >= 3 else 0
         here = ALL if heads == attention.query.heads else attention.query.here
@@ -217,7 +207,14 @@ class QKClip:
 
         Every rank of the group must call it.
         """
-        for attention, largest in zip(self._attentions.values(), self._largest(), strict=True):
+        attentions = self._attentions.values()
+        # Non-finite logits do not tell how much to shrink.
+        each = [a.logits().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for a in attentions]
+        if each and dist.is_available() and dist.is_initialized():
+            every = torch.cat([largest.to(each[0]) for largest in each])
+            dist.all_reduce(every, dist.ReduceOp.MAX, group=self.group)
+            each = every.split([len(largest) for largest in each])
+        for attention, largest in zip(attentions, each, strict=True):
             factor = self.threshold / largest.clamp_min(self.threshold)
             if attention.query.heads == attention.key.heads:
                 attention.query.shrink(factor.sqrt())
@@ -228,30 +225,13 @@ class QKClip:
                 tensor.zero_()
             attention.recorded.fill_(-torch.inf)
 
-    def _largest(self) -> list[Tensor]:
-        """Return S, (heads,), of each attention over all ranks."""
-        # Non-finite logits do not tell how much to shrink.
-        mine = [
-            attention.logits().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            for attention in self._attentions.values()
-        ]
-        if mine and dist.is_available() and dist.is_initialized():
-            every = torch.cat([largest.to(mine[0]) for largest in mine])
-            dist.all_reduce(every, dist.ReduceOp.MAX, group=self.group)
-            parts = every.split([len(largest) for largest in mine])
-            return [part.to(largest) for part, largest in zip(parts, mine, strict=True)]
-        return mine
-
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
         """Return the largest logit of each attention since `step()` on this rank; syncs."""
-        if not self._attentions:
-            return {}
-        largest = torch.stack(
-            [attention.logits().amax().cpu() for attention in self._attentions.values()]
-        )
-        names = (f"qk_clip/{name}/largest_logit" for name in self._attentions)
-        return dict(zip(names, largest.tolist(), strict=True))
+        return {
+            f"qk_clip/{name}/largest_logit": attention.logits().amax().item()
+            for name, attention in self._attentions.items()
+        }
 
     def close(self) -> None:
         """Stop watching."""
