@@ -198,9 +198,7 @@ def test_a_bad_spec_is_refused_by_name(spec, shape, message):
 
 def test_axes_that_are_not_specs_are_refused():
     params = [torch.zeros(3, 3, requires_grad=True)]
-    with pytest.raises(TypeError, match="axes must be"):
-        nucleon.Leon(params, axes=3)
-    with pytest.raises(ValueError, match="axes has 2 specs; give one for each parameter, 1,"):
+    with pytest.raises(ValueError, match="axes has 2 specs for 1 parameters"):
         nucleon.Leon(params, axes=["r c", "r c"])
     with pytest.raises(ValueError, match=r"shape \(3, 3, 3, 3\)"):
         nucleon.Leon([torch.zeros(3, 3, 3, 3, requires_grad=True)])

@@ -103,8 +103,8 @@ def test_coefficients_that_leave_the_ball_say_by_how_much():
         ({"coefficients": 3}, "coefficients must be triples"),
         ({"coefficients": []}, "coefficients must be triples"),
         ({"coefficients": [(1.5, -0.5, float("inf"))]}, "coefficients must be triples"),
-        ({"coefficients": [(1.5, -0.5, 0.0)], "method": "svd"}, "method='svd'; pass method='auto'"),
-        ({"coefficients": [(1.5, -0.5, 0.0)] * 6}, "pass iterations=6"),
+        ({"coefficients": [(1.5, -0.5, 0.0)], "method": "svd"}, "need method='auto'"),
+        ({"coefficients": [(1.5, -0.5, 0.0)] * 6}, "6 triples need .* iterations=5"),
     ],
 )
 def test_bad_coefficients_are_refused_by_name(options, words):

@@ -57,8 +57,6 @@ class MatrixOptimizer(Optimizer, ABC):
     """True if `for_model` constructed the optimizer."""
     _left_out: tuple[ParameterRow, ...] = ()
     """Parameters of the model that routing left out."""
-    _note: str = ""
-    """Message of routing to the user."""
     # The attributes below are not copied with the optimizer.
     _model: Callable[[], nn.Module | None] = staticmethod(lambda: None)
     """The model of `for_model`, as long as it lives."""
@@ -125,19 +123,19 @@ class MatrixOptimizer(Optimizer, ABC):
         accepted = {"lr", *cls._option_defaults()} - {"route", "axes"}
         every = accepted | {*options.ModelOptions.__annotations__}
         routing.check_names(f"{cls.__name__}.for_model", kwargs, every)
-        routes = routing.routed(
+        parameters = routing.routed(
             model, aux=aux, head=head, overrides=overrides, matrix_options=accepted
         )
-        optimizer = cls(routes.groups({"lr": lr}, {**(aux or {}), "lr": aux_lr}), lr=lr, **kwargs)
+        param_groups = routing.groups(parameters, {"lr": lr}, {**(aux or {}), "lr": aux_lr})
+        optimizer = cls(param_groups, lr=lr, **kwargs)
         optimizer._routed, optimizer._model = True, weakref.ref(model)
-        optimizer._left_out = routes.left_out
-        optimizer._note = routes.note
+        optimizer._left_out = explanation.left_out(parameters)
         return optimizer
 
     def explain(self) -> Explanation:
         """Return a table of each parameter's route and the reason; it also exports to a dict."""
         rows = explanation.rows(self, self.param_groups, self.state, self.infos)
-        return Explanation(self.name, (*rows, *self._left_out), note=self._note)
+        return Explanation(self.name, (*rows, *self._left_out))
 
     def __repr__(self) -> str:
         """Return a line for each group; `explain` has the parameters."""
@@ -289,7 +287,7 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return torch's entries, and the attributes that a copy needs."""
-        copied = ("infos", "_averaging", "_routed", "_left_out", "_note")
+        copied = ("infos", "_averaging", "_routed", "_left_out")
         return super().__getstate__() | {name: getattr(self, name) for name in copied}
 
     # ------------------------------------------------------------------ the average

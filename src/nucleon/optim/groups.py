@@ -52,7 +52,11 @@ def check_route(group: Mapping[str, Any], *, routed: bool) -> None:
 
 
 def infos(
-    group: dict[str, Any], first: int, axes: object, reasons: Sequence[str] | None, optimizer: str
+    group: dict[str, Any],
+    first: int,
+    axes: str | Sequence[str | None] | None,
+    reasons: Sequence[str] | None,
+    optimizer: str,
 ) -> dict[Tensor, ParameterInfo]:
     """Return the facts of the parameters of a group, which will contain each of them once.
 
@@ -70,33 +74,16 @@ def infos(
         group["param_names"] = [*pairs.values()]
     # Routing has removed the common prefix already.
     root = root_of(pairs.values()) if reasons is None else ""
+    specs = [axes] * len(pairs) if axes is None or isinstance(axes, str) else axes
+    reasons = reasons or ["as given"] * len(pairs)
+    if len(specs) != len(pairs):
+        raise ValueError(f"axes has {len(specs)} specs for {len(pairs)} parameters; pass one each")
     infos = {
-        param: ParameterInfo(canonical(name, root), index, spec, reason, group["lr"])
-        for index, ((param, name), spec, reason) in enumerate(
-            zip(
-                pairs.items(),
-                _specs(axes, len(pairs)),
-                reasons or ["as given"] * len(pairs),
-                strict=True,
-            ),
-            start=first,
-        )
+        param: ParameterInfo(canonical(name, root), first + i, specs[i], reasons[i], group["lr"])
+        for i, (param, name) in enumerate(pairs.items())
     }
     _check_params(infos, group, optimizer)
     return infos
-
-
-def _specs(axes: object, count: int) -> list[str | None]:
-    """Return an axes spec, or None, for each of `count` parameters."""
-    if axes is None or isinstance(axes, str):
-        return [axes] * count
-    if not isinstance(axes, Sequence) or not all(a is None or isinstance(a, str) for a in axes):
-        raise TypeError(f"axes must be a spec, None, or a list of them, got {axes!r}")
-    if len(axes) != count:
-        raise ValueError(
-            f"axes has {len(axes)} specs; give one for each parameter, {count}, or one for all"
-        )
-    return list(cast(Sequence[str | None], axes))
 
 
 def _check_params(infos: Infos, group: Mapping[str, Any], optimizer: str) -> None:
@@ -136,24 +123,20 @@ def warn_of_equal_rates(groups: Sequence[Mapping[str, Any]], infos: Infos) -> bo
     equal from the start, if AdamW's rate fell, or with scale="match-adamw", where one rate suits
     both.
     """
-    firsts = [
-        (group, group["lr"], infos[group["params"][0]].first_rate)
+    rates = [
+        (group["route"], group["lr"], infos[group["params"][0]].first_rate)
         for group in groups
-        if group["params"] and not isinstance(group["lr"], Tensor)
+        if group["params"]
+        and group["scale"] != "match-adamw"
+        and not isinstance(group["lr"], Tensor)
     ]
-    firsts = [(group, rate, x) for group, rate, x in firsts if not isinstance(x, Tensor)]
-    matrix = {
-        rate: first
-        for group, rate, first in firsts
-        if group["route"] == "matrix" and group["scale"] != "match-adamw"
-    }
-    for group, rate, first in firsts:
-        if group["route"] == "adamw" and first < rate and matrix.get(rate, first) != first:
-            other = matrix[rate]
+    matrix = {rate: first for route, rate, first in rates if route == "matrix"}
+    for route, rate, first in rates:
+        if route == "adamw" and first < rate and matrix.get(rate, first) != first:
             warn(
                 f"AdamW's parameters have the learning rate of the matrices now, {rate:g}; they "
-                f"began with {first:g} beside {other:g}. Give the scheduler one rate for each "
-                f"group, in the order of param_groups, or make the optimizer with "
+                f"began with {first:g} beside {matrix[rate]:g}. Give the scheduler one rate for "
+                f"each group, in the order of param_groups, or make the optimizer with "
                 f'scale="match-adamw" if one rate is to serve both'
             )
             return True

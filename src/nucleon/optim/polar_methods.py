@@ -51,15 +51,10 @@ def chosen_method(
 def check_coefficients(group: Mapping[str, Any]) -> None:
     """Check the coefficients of a group beside its `method` and `iterations`."""
     triples, iterations = coefficients.custom(group["coefficients"]), group["iterations"]
-    if group["method"] != "auto":
+    if group["method"] != "auto" or len(triples) > iterations:
         raise ValueError(
-            f"coefficients take the place of method, got method={group['method']!r}; "
-            f"pass method='auto', or coefficients=None"
-        )
-    if len(triples) > iterations:
-        raise ValueError(
-            f"coefficients has {len(triples)} triples for iterations={iterations!r}, and would "
-            f"lose the last; pass iterations={len(triples)}"
+            f"coefficients with {len(triples)} triples need method='auto' and as many iterations "
+            f"at least, got method={group['method']!r} and iterations={iterations!r}"
         )
 
 

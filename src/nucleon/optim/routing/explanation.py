@@ -14,6 +14,7 @@ from nucleon.optim.engines.work import HasDirection, State, facts_of
 from nucleon.optim.matrices import axes
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks
 from nucleon.optim.polar_methods import chosen_method
+from nucleon.optim.routing.places import Parameter
 
 HEADINGS = ("name", "shape", "axes", "route", "optimizer", "state", "reason")
 FROZEN = "frozen, without state until its first gradient"
@@ -42,7 +43,6 @@ class Explanation:
 
     optimizer: str
     rows: Sequence[ParameterRow]
-    note: str = ""
 
     def __iter__(self) -> Iterator[ParameterRow]:
         return iter(self.rows)
@@ -71,8 +71,7 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and numbers, for JSON."""
         rows = [{**asdict(row), "shape": list(row.shape)} for row in self.rows]
-        totals, note = self.totals, self.note
-        return {"optimizer": self.optimizer, "parameters": rows, "totals": totals, "note": note}
+        return {"optimizer": self.optimizer, "parameters": rows, "totals": self.totals}
 
     def __str__(self) -> str:
         table: list[tuple[str, ...]] = [HEADINGS]
@@ -91,7 +90,7 @@ class Explanation:
             f"{counted(t['entries'], 'entry', 'entries')}, {_size(t['state_bytes'])} of state"
             for route, t in self.totals.items()
         ]
-        return "\n".join([*lines, "", *sums, *([self.note] if self.note else [])])
+        return "\n".join([*lines, "", *sums])
 
     __repr__ = __str__  # in a notebook too
 
@@ -121,6 +120,15 @@ def rows(
                 )
             )
     return rows
+
+
+def left_out(parameters: Sequence[Parameter]) -> tuple[ParameterRow, ...]:
+    """Return a row for each parameter of a model that is not optimized."""
+    return tuple(
+        ParameterRow(p.name, tuple(p.param.shape), None, "frozen", p.role.reason, 0, "")
+        for p in parameters
+        if p.role.route == "frozen"
+    )
 
 
 def _stepped_by(

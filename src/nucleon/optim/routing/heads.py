@@ -14,7 +14,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -60,11 +60,6 @@ def output_heads(model: nn.Module, head: Head) -> Mapping[nn.Module, str]:
         head: one or several globs over module names; the head of a container is its last map;
             "auto" for the rules above, or None for no head.
     """
-    items = cast(Sequence[object], head) if isinstance(head, Sequence) else ()
-    if head is not None and not (items and all(isinstance(item, str) for item in items)):
-        raise TypeError(
-            f"head must be a glob over module names, a list of them, 'auto' or None, got {head!r}"
-        )
     if head is None:
         return {}
     if head != "auto":

@@ -7,7 +7,7 @@ paste. An unknown layout of q, k, v, or a missing head, is one warning.
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -20,62 +20,16 @@ from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.parameters import blocks, globs
 from nucleon.optim.options import OF_ADAMW, Head, Overrides
 from nucleon.optim.routing import roles
-from nucleon.optim.routing.explanation import ParameterRow
 from nucleon.optim.routing.heads import last_map, output_heads
 from nucleon.optim.routing.places import Parameter, Role, parameters_of
 
 AUX_LR = 1e-3
 """Default learning rate of the parameters that go to AdamW."""
 ROUTES = ("matrix", "adamw", "frozen")
-NO_HEAD = 'no output head was found; pass head="NAME", a glob over module names, if there is one'
 GRAMMAR = (
     "Of axes, r are outputs, c inputs and b count matrices, see nucleon.optim.matrices.axes; "
     "nucleon.optim.register_module teaches a class once."
 )
-
-
-@dataclass(frozen=True)
-class Routed:
-    """The routed parameters of a model."""
-
-    parameters: Sequence[Parameter]
-    note: str
-    """A remark for the user."""
-
-    @property
-    def left_out(self) -> tuple[ParameterRow, ...]:
-        """The parameters that are not optimized, for `explain`."""
-        return tuple(
-            ParameterRow(p.name, tuple(p.param.shape), None, "frozen", p.role.reason, 0, "")
-            for p in self.parameters
-            if p.role.route == "frozen"
-        )
-
-    def groups(self, matrix: Mapping[str, Any], adamw: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return a group for each route, device and set of options, with the options of a route."""
-        members: dict[object, list[Parameter]] = {}
-        for parameter in sorted(self.parameters, key=lambda p: p.role.route != "matrix"):
-            if parameter.role.route != "frozen":
-                # A tensor counts by its identity, since a schedule may change it.
-                written = (
-                    (name, id(x) if isinstance(x, Tensor) else repr(x))
-                    for name, x in sorted(parameter.options.items())
-                )
-                key = parameter.role.route, parameter.param.device, *written
-                members.setdefault(key, []).append(parameter)
-        if not members:
-            raise ValueError("the model has no parameter to optimize; all are left out")
-        return [
-            {
-                "params": [(p.name, p.param) for p in group],
-                "route": group[0].role.route,
-                "axes": [p.role.axes for p in group],
-                "reasons": [p.role.reason for p in group],
-                **(matrix if group[0].role.route == "matrix" else adamw),
-                **group[0].options,
-            }
-            for group in members.values()
-        ]
 
 
 def routed(
@@ -85,8 +39,8 @@ def routed(
     head: Head,
     overrides: Overrides | None,
     matrix_options: set[str],
-) -> Routed:
-    """Route the parameters of a model; see `MatrixOptimizer.for_model`.
+) -> Sequence[Parameter]:
+    """Return the parameters of a model with their roles; see `MatrixOptimizer.for_model`.
 
     Args:
         model: a model; parameters of unknown modules must be overridden.
@@ -124,9 +78,7 @@ def routed(
             check_names(parameter.name, parameter.options, allowed, more)
     if ambiguous := [p for p in parameters if p.role.layouts is not None and p.may_warn]:
         warn(_ambiguous(ambiguous, parameters))
-    if head != "auto" or heads:
-        return Routed(parameters, "")
-    if (last := last_map(model)) is not None:
+    if head == "auto" and not heads and (last := last_map(model)) is not None:
         name, module = last
         of_last = [p for p in parameters if module in [place.module for place in p.places]]
         if any(p.role.route == "matrix" and p.may_warn for p in of_last):
@@ -135,7 +87,36 @@ def routed(
                 f"pass head={name!r}, or another glob over module names, to give the head to "
                 f"AdamW, or head=None if there is none"
             )
-    return Routed(parameters, NO_HEAD)
+    return parameters
+
+
+def groups(
+    parameters: Sequence[Parameter], matrix: Mapping[str, Any], adamw: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return a group for each route, device and set of options, with the options of a route."""
+    members: dict[object, list[Parameter]] = {}
+    for parameter in sorted(parameters, key=lambda p: p.role.route != "matrix"):
+        if parameter.role.route != "frozen":
+            # A tensor counts by its identity, since a schedule may change it.
+            written = (
+                (name, id(x) if isinstance(x, Tensor) else repr(x))
+                for name, x in sorted(parameter.options.items())
+            )
+            key = parameter.role.route, parameter.param.device, *written
+            members.setdefault(key, []).append(parameter)
+    if not members:
+        raise ValueError("the model has no parameter to optimize; all are left out")
+    return [
+        {
+            "params": [(p.name, p.param) for p in group],
+            "route": group[0].role.route,
+            "axes": [p.role.axes for p in group],
+            "reasons": [p.role.reason for p in group],
+            **(matrix if group[0].role.route == "matrix" else adamw),
+            **group[0].options,
+        }
+        for group in members.values()
+    ]
 
 
 def param_groups(
@@ -162,7 +143,7 @@ def param_groups(
     """
     matrix_options = {"lr", *options.SHARED, *options.OWN_OPTIONS} - {"route", "axes"}
     every = routed(model, aux=aux, head=head, overrides=overrides, matrix_options=matrix_options)
-    return every.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
+    return groups(every, {} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
 
 
 def check_names(of: str, options_of: Mapping[str, Any], names: set[str], more: str = "") -> None:
