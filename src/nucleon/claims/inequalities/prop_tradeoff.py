@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nucleon import noise
 from nucleon.claims.beside import largest
-from nucleon.claims.engine import Claim, Item, Rows, Run, Shown, at_least, at_most, worst
+from nucleon.claims.engine import Claim, Item, Rows, Run, at_least, at_most, worst
 from nucleon.claims.oracle import bounds, smoothings
 from nucleon.claims.shown import Figure, Panel, level
 from nucleon.online import theory
@@ -117,8 +117,6 @@ def evaluated(run: Run, seed: int) -> dict[str, Any]:
         tight.left.numpy() / norms.numpy() - 1,
     )
     return {
-        "weights": mixture.weights,
-        "scales": mixture.scales,
         "search": search,
         "product": stated.product,
         "found": search.alpha.found * search.beta.found,
@@ -151,9 +149,7 @@ def measure(run: Run) -> Iterator[Item]:
     ordered = Rows(sorted(rows, key=lambda row: row.product))
     for place, row in enumerate(ordered, 1):
         row.place = place
-    columns: dict[str, Shown] = {"αβ stated": "product", "αβ found": "found"}
-    for name in ("weights", "scales"):
-        columns[name] = lambda row, name=name: ", ".join(f"{v:.2g}" for v in vars(row)[name])
+    columns = {"αβ stated": "product", "αβ found": "found", "Ψ/ceiling, largest": "ceiling"}
     yield ordered.listing("Mixtures of Regularized, Hyperbolic and Regularized", columns)
     lines = (
         ordered.line("stated", "place", "product", 4),
