@@ -71,33 +71,25 @@ def played(learner: Learner, gradients: Iterable[Tensor], **options: Any) -> Arr
     return torch.stack(actions).double().numpy()
 
 
-def compare(name: str, learner: Learner, gradients: Tensor, twin: twins.Twin) -> Row:
-    """Play a fresh learner on gradients (T, …, m, n), and compare all it did with its twin.
-
-    Actions are over D, entry by entry, the regret over D·Σ‖G_t‖_*, the bound over the twin's.
-    """
-    actions, regret = played(learner, gradients), learner.ledger.regret().numpy()
-    history, bound = gradients.double().numpy(), learner.bound().numpy()
-    return compare_played(name, actions, regret, bound, history, twin)
-
-
-def compare_played(
-    name: str,
-    actions: Array,
-    regret: Array,
-    bound: Array | float,
-    gradients: Array,
-    twin: twins.Twin,
+def compare(
+    name: str, learner: Learner, gradients: Tensor, twin: twins.Twin, actions: Array | None = None
 ) -> Row:
-    """Compare what a learner did on gradients (T, …, m, n) with its twin."""
-    expected = twin.actions(gradients)
+    """Compare all that a learner does on gradients (T, …, m, n) with its twin.
+
+    A fresh learner plays them, unless its `actions` are passed. These are compared over D, entry by
+    entry, the regret over D·Σ‖G_t‖_*, the bound over the twin's.
+    """
+    actions = played(learner, gradients) if actions is None else actions
+    history = gradients.double().numpy()
+    expected, regret = twin.actions(history), learner.ledger.regret().numpy()
     options: dict[str, Any] = {"discount": twin.discount, "ball": twin.ball}
-    apart = regret - learners.regret(gradients, expected, radius=twin.radius, **options)
+    apart = regret - learners.regret(history, expected, radius=twin.radius, **options)
+    bound = learner.bound().numpy()
     return Row(
         name=name,
         actions=largest(actions - expected) / twin.radius,
-        regret=largest(apart / (twin.radius * nuclear(gradients).sum(0))),
-        bound=0.0 if twin.bound is None else largest(bound / twin.bound(gradients) - 1),
+        regret=largest(apart / (twin.radius * nuclear(history).sum(0))),
+        bound=0.0 if twin.bound is None else largest(bound / twin.bound(history) - 1),
         exact=twin.exact,
     )
 

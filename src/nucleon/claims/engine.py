@@ -23,7 +23,7 @@ import json
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
@@ -251,17 +251,6 @@ class Progress:
         """Note that another `amount` units are done, the last ones in `stage`."""
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread: on small matrices, threads cost more than they bring."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 @dataclass
 class Run:
     """The settings, the progress and the rows of one run.
@@ -353,9 +342,12 @@ class Claim:
 
     def run(self, settings: Settings, progress: Progress | None = None) -> Result:
         """Measure the claim on one thread."""
-        run = Run(settings, progress or Progress())
-        with one_thread():
+        run, threads = Run(settings, progress or Progress()), torch.get_num_threads()
+        torch.set_num_threads(1)  # on small matrices, threads cost more than they bring
+        try:
             items = list(self.measure(run))
+        finally:
+            torch.set_num_threads(threads)
 
         def of(kind: type[ItemT]) -> tuple[ItemT, ...]:
             return tuple(item for item in items if isinstance(item, kind))

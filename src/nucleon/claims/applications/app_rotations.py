@@ -271,14 +271,8 @@ def compared(seed: int) -> Iterator[Row]:
         for u, v in pairs:
             actions.append(player.matrix())
             player.observe(u, v)
-        yield beside.compare_played(
-            name,
-            torch.stack(actions).numpy(),
-            player.learner.ledger.regret().numpy(),
-            player.learner.bound().numpy(),
-            gradients.numpy(),
-            twins.gbpa("FAML", (n, n)),
-        )
+        twin, played = twins.gbpa("FAML", (n, n)), torch.stack(actions).numpy()
+        yield beside.compare(name, player.learner, gradients, twin, played)
         if not options:
             twin = twins.Twin(learners.projected_descent, bounds.projected_descent)
             descent = ProjectedDescent((n, n), dtype=F64)
