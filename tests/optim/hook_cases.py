@@ -157,40 +157,6 @@ def check_one_rank(device, method, dtype):
         dist.destroy_process_group()
 
 
-def check_diagnostics(device, method, dtype):
-    run = Run(method, device, dtype)
-    run.step()
-    found = run.optimizer.diagnostics()
-    for (name, i), twin in run.twins.items():
-        key = name if sum(n == name for n, _ in run.twins) == 1 else f"{name}.{i}"
-        key = f"{run.optimizer.name}/{key}"
-        total = twin.total.T if twin.tall else twin.total
-        p, slack = twin.direction(total), run.tolerance()
-        norm, length = np.linalg.norm(p, 2), np.linalg.norm(p) / np.linalg.norm(twin.w)
-        room = 1 + 4e-4  # it is a bound, see `operator_norm_bound`
-        assert norm * (1 - slack) <= found[f"{key}/update_norm"] <= norm * room * (1 + slack)
-        ratio = LR * scale(twin) * length
-        assert abs(found[f"{key}/update_ratio"] / ratio - 1) <= 64 * slack, name
-
-
-def check_assigned(device, dtype):
-    """A hook of the instance, from one step to the next: the moments are Leon's own."""
-    run = Run((nucleon.Leon, {"beta2": 0.7}, ResolventTwin), device, dtype)
-    run.step(3)
-    before = run.engines()
-    run.optimizer.direction = resolvent
-    for (name, i), twin in run.twins.items():
-        state = run.optimizer.state[run.params[name]]
-        twin.beta2 = 0.7
-        twin.w = exact(name, run.params[name])[i]
-        twin.total = exact(name, state["total"])[i]
-        twin.gram = state["gram"][i].cpu().numpy().astype(np.float64)
-    run.step(3)
-    run.check()
-    assert run.engines() == {reference}
-    return before
-
-
 class Normalized(MatrixOptimizer):
     """P = S/‖S‖_F: 0/0 where S is zero."""
 
