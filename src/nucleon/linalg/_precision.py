@@ -1,4 +1,4 @@
-"""Precision: float64 where a device has it, full float32 products, and what rounding may take."""
+"""Precision: float64 where a device has it, full float32 products, and floors for rounding."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -66,8 +66,8 @@ def check_method(
 ) -> float:
     """Check the options of a matrix function; return the least relative singular value that counts.
 
-    The first of its methods is exact, takes no steps, and counts what is above √side·eps. The
-    iterations count from √eps on.
+    The first of its methods is exact, takes no steps, and counts singular values above √side·eps.
+    The iterations count those from √eps on.
     """
     _checks.choice("method", method, methods)
     exact, eps = method == methods[0], torch.finfo(dtype).eps

@@ -96,7 +96,7 @@ def polar_factors(begin: Start, sequence: Sequence[Quintic]) -> tuple[Tensor, Te
 
     Nearly square matrices gain nothing from the Gram recursion: X ← (aI + bR + cR²)X with R = XXᵀ
     in every step takes 3m²n + m³ flops each, needs no restart and no floor. As every R is made of
-    the X at hand, the rounding of aI concerns its step alone.
+    the present X, the rounding of aI concerns its step alone.
     """
     m, n = begin.x.shape[-2:]
     if n >= WIDE * m:

@@ -58,8 +58,8 @@ def lifted(a: Tensor) -> Tensor:
 
     That rounding is absolute, `floor` is relative: a discounted sum may lack 32m times the smallest
     number of the dtype in its least eigenvalue. δ is this or, where it is less, Gershgorin's bound
-    max_i (Σ_j≠i |a_ij| − a_ii)₊ on what is missing. So a zero or a diagonal matrix gets nothing,
-    and numbers well above the subnormal ones nothing that their rounding keeps.
+    max_i (Σ_j≠i |a_ij| − a_ii)₊ of a negative eigenvalue. So a zero or a diagonal matrix does not
+    change, nor does one whose entries are well above the subnormal numbers.
     """
     m, info = a.shape[-1], torch.finfo(a.dtype)
     fixed = a.detach()

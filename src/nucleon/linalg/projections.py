@@ -34,7 +34,7 @@ def project_operator_ball(x: Tensor, radius: float = 1.0) -> Tensor:
     """
     x = _checks.matrix("x", x)
     radius = _checks.nonnegative("radius", radius)
-    copy = x.to(torch.float64, copy=True)  # what lies inside comes back, and must not be x itself
+    copy = x.to(torch.float64, copy=True)  # a matrix inside is returned, and must not be x itself
     return clip(copy, radius).to(x.dtype) if x.numel() else x.clone()
 
 

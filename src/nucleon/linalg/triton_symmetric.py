@@ -2,7 +2,7 @@
 
 XXᵀ, a product AB of commuting symmetric matrices, and AQᵀ with A = QR are all A·Bᵀ of row-major A
 and B, and all symmetric: one kernel computes the tiles of one triangle and stores each twice. That
-halves the arithmetic, and what is added or scaled meanwhile stays in registers.
+halves the arithmetic, and addends and factors stay in registers.
 """
 # A compile-time constant is declared as tl.constexpr and given as the value it holds.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
@@ -126,8 +126,8 @@ def _symmetric(
                 return
 
     # An addend that the sums begin with takes no registers when they are complete, and then there
-    # are none to spare; what is divided out now is multiplied in later. Everywhere one factor at a
-    # time: u² or the addend times β alone may leave the range.
+    # are none to spare; the factors that are divided out now are multiplied in later. One factor at
+    # a time: u² or the addend times β alone may leave the range.
     total = tl.zeros((TILE, TILE), dtype=tl.float32)
     if ADDEND == "first":
         plus = _tile_of(addend, batch, i, j, rows, ADDEND_AT, TILE)
@@ -225,7 +225,7 @@ def symmetric(
 
     factor = scale if addend_scale is None else addend_scale
     addend_at, out_at = "" if addend is None else place(addend), place(out)
-    # The matrix units truncate their sums, each time by a last bit of what is there already: too
+    # The matrix units truncate their sums, each time by a last bit of the partial sum: too
     # much of an addend that is to be kept to more digits than float16 has.
     precise = out_at == "table" or kind == "remainder"
     when = "" if addend is None else "last" if precise else "first"
@@ -265,7 +265,7 @@ def symmetric(
 def _tuned_for(key: object, run: Callable[[Any], object]) -> Any:
     """Return the fastest configuration for a key, timed once; in a capture, the first.
 
-    The key says what takes time: the shape, and what is added and stored besides.
+    The key has the facts that take time: the shape, the addend and the second result.
     """
     if key not in _tuned:
         if torch.cuda.is_current_stream_capturing():

@@ -230,7 +230,7 @@ class Tables:
     def __init__(self, rows: Tensor, weights: Sequence[Tensor]) -> None:
         self.rows, self.weight = rows, weights[0].dtype
         self.strides = tuple(map(Tensor.stride, weights))
-        # A chunk also of what is empty; the number of entries again, on the device.
+        # An empty parameter has a chunk, too. The sizes are also computed on the device.
         count = sum(max(1, -(-weight.numel() // CHUNK)) for weight in weights)
         entries = (rows[:, 5] - rows[:, 0]) // self.weight.itemsize
         owners, numbers = _chunks(entries.clamp(min=1), CHUNK, count)

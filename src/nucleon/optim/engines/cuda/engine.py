@@ -41,7 +41,7 @@ from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.polar_methods import HALF_ROWS, chosen_method, polynomials
 
 MOST_NOISE = 2**30
-"""Entries of all samples of a matrix, which are drawn at once: 4 GiB with what becomes of them."""
+"""Entries of all samples of a matrix, which are drawn at once: 4 GiB with all operands."""
 LONGEST = 2**16
 """Columns of a matrix below 64 rows: one program goes through them in turn."""
 

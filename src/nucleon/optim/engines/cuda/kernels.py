@@ -1,9 +1,9 @@
 """The Triton kernels of a step around its direction: moments in, weights out; see `engine`.
 
-They read and write the tensors of many parameters at once, by a table of their addresses: entry i
-is where the matrices i·each … (i+1)·each − 1 of the stack begin, `inner` entries apart; where the
-entries of a matrix lie its two sides say, see `addresses`. The compiler reads and writes each
-tensor along the side that is contiguous in it, so what is stored transposed is turned on the way.
+They read and write the tensors of many parameters at once, by a table of their addresses. Entry i
+is that of the matrices i·each … (i+1)·each − 1 of the stack, which begin `inner` entries apart; two
+sides locate the entries of a matrix, see `addresses`. The compiler accesses each tensor along the
+side that is contiguous in it, so a tensor that is stored transposed is turned on the way.
 """
 # A compile-time constant is declared as tl.constexpr and given as the value it holds.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
@@ -208,7 +208,7 @@ def advance(
     )  # fmt: skip
     total *= tl.load(factors + 5 * count + batch)
     tl.store(where, total.to(TOTAL), mask=inside & ok)
-    # What is not finite would survive a factor of zero.
+    # A non-finite entry would survive a factor of zero.
     s = tl.where(ok, s * tl.load(factors + batch), 0.0).to(tl.float16)
     here = batch.to(tl.int64) * m * n + i[:, None].to(tl.int64) * n + j[None, :]
     tl.store(x + here, s, mask=inside)
@@ -289,7 +289,7 @@ def move(
 #     B = (SSᵀ + Λ)/‖[S L]‖_F²,   T = aI + bB + cB²,   Q ← TQ,   B ← TBT,   P = QS/‖[S L]‖_F
 #
 # It reads the gradient and Ĝ twice: once for the sums, then to write Ĝ and P. Both are float32:
-# Triton 3.6 has no float64 product of what was loaded in fewer bits.
+# Triton 3.6 has no float64 product of operands that were loaded in fewer bits.
 
 
 @triton.jit(do_not_specialize=["each", "longest"])
@@ -345,18 +345,18 @@ def step_small(
         faded = faded & (whole < least)
         shift = tl.where(diagonal & square, bound, 0.0).to(tl.float64)
         raised = smoothing * (new.to(tl.float64) + shift)
-        # What rounding to float32 may have taken from the least eigenvalue of Λ.
+        # Rounding to float32 may have taken as much from the least eigenvalue of Λ.
         raised += tl.where(diagonal & square, floor * tl.sqrt(tl.sum(raised * raised)), 0.0)
         b += raised
     ok, entered, moving = verdict(
         batch, finite, faded, gradient2, total2, skipped, quiet, mask, each, longest, settled,
         falls, MASKED,
     )  # fmt: skip
-    ok = ok.to(tl.int32) != 0  # the interpreter takes it for a float64, as what was compared
+    ok = ok.to(tl.int32) != 0  # the interpreter takes it for a float64, like the operands compared
     if HAS_GRAM:
         tl.store(gram, tl.where(entered, new, 0.0), mask=square & ok)
 
-    b = tl.where(moving, b, 0.0)  # what is not finite would not stop
+    b = tl.where(moving, b, 0.0)  # a non-finite entry would stay
     norm = tl.sum(tl.where(diagonal, b, 0.0))
     inverse = tl.where(norm > 0, 1.0 / tl.where(norm > 0, norm, 1.0), 0.0)
     b *= inverse
@@ -515,7 +515,7 @@ def start(
 ) -> Start:
     """Return where the recursion begins: R = m(YYᵀ + Λ)/spread², and n leading columns of Y.
 
-    With `taken` and `skipped` it watches for what is not finite; `smoothing` are the options of
+    With `taken` and `skipped` non-finite matrices are skipped; `smoothing` are the options of
     `symmetric` that add Λ.
     """
     count, m, _ = y.shape

@@ -1,4 +1,4 @@
-"""The launches of a stack: their arguments, their inputs, and what is kept between steps."""
+"""The launches of a stack: their arguments, and their inputs that are kept between steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from nucleon.optim.matrices.stacks import gram_key
 from nucleon.optim.polar_methods import chosen_method
 
 LARGEST = 2**35
-"""bm³ of what is captured, b directions of short side m: 0.1 ms per product on an H200."""
+"""bm³ of captured stacks, b directions of short side m: 0.1 ms per product on an H200."""
 
 
 @dataclass(frozen=True)

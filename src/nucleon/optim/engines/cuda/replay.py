@@ -2,13 +2,13 @@
 
 A graph holds the addresses it was captured with, so everything that may move or change is an
 `Input`, a small tensor that stays where it is: the addresses of gradients and states, the mask of
-gradients that are there, and the rates. What is baked in, the arguments of the launches, is
-compared at every step; where it changes from step to step, as with a schedule of the momentum,
-nothing is captured.
+gradients that are there, and the rates. The arguments of the launches are baked in and compared at
+every step; where they change from step to step, as with a schedule of the momentum, nothing is
+captured.
 
 A network of many shapes, as a convolutional one, is hundreds of kernels of a few microseconds that
 leave most of the device idle, so stacks too small to fill it go side by side on a few streams. The
-first stack of a lane waits for what the caller's stream has done so far, the caller's stream in the
+first stack of a lane waits for the present work of the caller's stream, the caller's stream in the
 end for all lanes, so nothing outside of a step can tell. A graph that the caller captures has the
 lanes as its branches.
 
