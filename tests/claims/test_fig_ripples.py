@@ -63,19 +63,6 @@ def test_a_full_run_holds_all_methods_and_all_rates(short):
         assert len(series.x) == len(series.y) == len(series.low) == len(series.high)
 
 
-def test_pion_uses_the_settings_it_is_named_after():
-    x = torch.nn.Parameter(torch.zeros(1, 20, 20))
-    for name in fig_ripples.METHODS:
-        group = fig_ripples.made(name, x, 0.5, 7).param_groups[0]
-        assert (group["lr"], group["momentum"], group["scale"]) == (0.5, 0.9, "none")
-        if name.startswith("Pion"):
-            words = ("Pion", group["smoothing_scale"], f"k={group['samples']}")
-            assert name == ", ".join(words)
-            assert group["seed"] == 7
-        if name != "Muon":
-            assert group["beta2"] == 0.9
-
-
 def test_a_run_leaves_the_number_of_threads_as_it_was(short):
     seen = []
 

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -102,8 +102,7 @@ def discounted_changes(losses: Sequence[float], discount: float) -> tuple[Fracti
     return sum_up_to(len(steps)), (1 - gamma) * inner_sums
 
 
-@dataclass(frozen=True)
-class TheoremPlan:
+class TheoremPlan(NamedTuple):
     """γ, D and T of Theorem 5.2, with C of Pion, or 5.3, where C = 1."""
 
     discount: float

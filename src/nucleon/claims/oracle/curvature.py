@@ -4,7 +4,7 @@ c = (μ+L)/2 and r = (L−μ)/2: B_t − cI is the action of a game of radius r 
 symmetric part of −(y − B_ts)sᵀ/‖s‖², whose norm is at most 2r.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,18 +15,13 @@ Pairs = list[tuple[Array, Array]]
 """(s, y) of each round."""
 
 
-@dataclass(frozen=True)
-class CurvatureGame:
-    """The matrices of FAML on a list of pairs, and what it pays."""
+class CurvatureGame(NamedTuple):
+    """B_1 … B_T of FAML, Σℓ_t(B_t), Σ⟨∇ℓ_t(B_t), B_t − B⟩ for the worst B, and its bound."""
 
     matrices: Array
-    """B_1 … B_T."""
     loss: float
-    """Σℓ_t(B_t)."""
     regret: float
-    """Σ⟨∇ℓ_t(B_t), B_t − B⟩ for the worst B of the set."""
     bound: float
-    """Theorem 3.2 on it."""
 
 
 def loss(pair: tuple[Array, Array], matrix: Array) -> float:

@@ -170,7 +170,7 @@ def kink(steps: int, runs: int, seed: int) -> dict[str, float]:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Measure all three."""
+    """Compare curvature by curvature, then on convex losses and at a kink."""
     steps = run.pick(STEPS)
     each = partial(compared, count=CURVATURES, steps=steps)
     rows = run.each(cases(fraction=EXCESS), each)

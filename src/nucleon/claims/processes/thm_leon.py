@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -241,7 +241,7 @@ def planned(target: Target, factor: float, constant: float) -> Iterator[Check]:
     ]
     yield close(f"{target.name}: γ, D and T against the reference's", *errors)
     # At the plan's own T, since the term of the descent falls with it.
-    twin = replace(twin, rounds=target.plan.rounds)
+    twin = twin._replace(rounds=target.plan.rounds)
     constants = {n: target.constants[n] for n in ("q_nuclear", "loss_gap", "gradient_bound")}
     terms = conversion.promised(twin, **constants, rows=rows, constant=constant)
     bound = target.plan.bound

@@ -124,7 +124,7 @@ def faml_round(m: int, n: int, steps: int, seed: int) -> Callable[[], Tensor]:
 class TimedMethod:
     """A round to be timed, its number of steps if fixed, and the parts of its formula."""
 
-    round: Callable[[int, int, int, int], Callable[[], object]]
+    round: Callable[[int, int, int, int], Callable[[], Tensor]]
     """Return the function that is timed, of m, n, the steps and a seed."""
     flops: Callable[[int, int, int], float]
     steps: tuple[int, ...] = STEPS
@@ -296,9 +296,8 @@ def counts(seed: int) -> Iterator[Check]:
         for k in STEPS
     ]
     yield close("flop formulas against counted products", *flops, limit=1e-12)
-    timed = {"augmented": augmented_round, "coupled": coupled_round, "FTPL": ftpl_round}
     values = [
-        timed[name](*SMALL, CONVERGED, seed)().double().numpy() - value
+        METHODS[name].round(*SMALL, CONVERGED, seed)().double().numpy() - value
         for name, (_, value) in counted.items()
     ]
     yield close("what is timed, converged, against the reference's", *values, limit=FLOAT32)
