@@ -22,7 +22,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from nucleon.certificate import Certificate
-from nucleon.optim import groups, options, saving, state, worklist
+from nucleon.optim import groups, options, state, worklist
 from nucleon.optim.average import Averaging
 from nucleon.optim.engines.ranks import agreement, placement, wire
 from nucleon.optim.engines.work import Context, Draws, Settings, State
@@ -134,8 +134,7 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def explain(self) -> Explanation:
         """Return a table of each parameter's route and the reason; it also exports to a dict."""
-        rows = explanation.rows(self, self.param_groups, self.state, self.infos)
-        return Explanation(self.name, (*rows, *self._left_out))
+        return Explanation(self.name, (*explanation.rows(self), *self._left_out))
 
     def __repr__(self) -> str:
         """Return a line for each group; `explain` has the parameters."""
@@ -217,7 +216,7 @@ class MatrixOptimizer(Optimizer, ABC):
                 states[param] = self._new_state(group, param, owned)
             elif present and not state.fits(present, param, group):
                 template, name = self._new_state(group, param, owned), self.infos[param].name
-                states[param] = saving.loaded(name, param, present, template, group)
+                states[param] = state.loaded(name, param, present, template, group)
         return states
 
     def _new_state(self, group: Mapping[str, Any], param: Tensor, owned: bool) -> State:
@@ -242,7 +241,7 @@ class MatrixOptimizer(Optimizer, ABC):
         """Return the state of this rank, see `nucleon.optim.checkpoints` and `consolidate`."""
         self._averaging.refuse("state_dict()")
         # It runs before the user's hooks, so that they see the state as it is saved.
-        hook = self.register_state_dict_post_hook(saving.pack, prepend=True)
+        hook = self.register_state_dict_post_hook(state.pack, prepend=True)
         try:
             return super().state_dict()
         finally:
@@ -259,7 +258,7 @@ class MatrixOptimizer(Optimizer, ABC):
 
         # These hooks are outermost: `check` runs after the user's hooks, `restore` before them.
         def check(_: Optimizer, loading: dict[str, Any]) -> dict[str, Any]:
-            aligned = saving.aligned(loading, ours, self.infos, self.defaults["nucleon"])
+            aligned = state.aligned(loading, ours, self.infos, self.defaults["nucleon"])
             for saved, group in zip(aligned["param_groups"], ours, strict=True):
                 self._check_group(saved, group["params"])
                 owned_params = placement.kept(group, self.infos)
@@ -267,7 +266,7 @@ class MatrixOptimizer(Optimizer, ABC):
                     if entries := aligned["state"].get(key):  # frozen parameters have none
                         template = self.state.get(param) or self._new_state(group, param, owned)
                         name = self.infos[param].name
-                        states[param] = saving.loaded(name, param, entries, template, saved)
+                        states[param] = state.loaded(name, param, entries, template, saved)
             self._averaging.restart_missing(states, aligned["state"].values())
             return {**aligned, "state": {}}
 

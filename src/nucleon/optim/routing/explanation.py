@@ -10,9 +10,9 @@ from torch import Tensor
 from nucleon.linalg.coefficients import custom, largest
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
-from nucleon.optim.engines.work import HasDirection, State, facts_of
+from nucleon.optim.engines.work import HasDirection, facts_of
 from nucleon.optim.matrices import axes
-from nucleon.optim.matrices.parameters import ParameterInfo, blocks
+from nucleon.optim.matrices.parameters import blocks
 from nucleon.optim.polar_methods import chosen_method
 from nucleon.optim.routing.places import Parameter
 
@@ -95,17 +95,12 @@ class Explanation:
     __repr__ = __str__  # in a notebook too
 
 
-def rows(
-    optimizer: HasDirection,
-    groups: Sequence[Mapping[str, Any]],
-    states: Mapping[Tensor, State],
-    infos: Mapping[Tensor, ParameterInfo],
-) -> list[ParameterRow]:
+def rows(optimizer: HasDirection) -> list[ParameterRow]:
     """Return a row for each parameter of an optimizer."""
     rows: list[ParameterRow] = []
-    for group in groups:
+    for group in optimizer.param_groups:
         for param in group["params"]:
-            info, state = infos[param], states.get(param, {}).values()
+            info, state = optimizer.infos[param], optimizer.state.get(param, {}).values()
             spec = info.axes or axes.default(param.ndim)
             spec = spec if group["route"] == "matrix" else None
             rows.append(
