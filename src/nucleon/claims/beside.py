@@ -180,7 +180,7 @@ def gbpa_games(
         gradients[0] *= not late
         draws = drawn(shape, samples=samples, seed=seed)
         for name, variant in itertools.product(names, variants):
-            game = {"radius": radius, "discount": variant.get("discount", 1.0)}
+            game: dict[str, Any] = {"radius": radius, "discount": variant.get("discount", 1.0)}
             options: dict[str, Any] = {"FTRL": SOLVER, "FTPL": {"samples": samples, "seed": seed}}
             options = {**game, "gradient_bound": gradient_bound, **options.get(name, {})}
             factor = variant.get("factor", 1.0)

@@ -295,5 +295,5 @@ CLAIM = Claim(
         f"OGD in a few rounds is the reference's to {beside.EXACT:g}."
     ),
     measure=measure,
-    seconds=(70, 3),
+    seconds=(50, 3),
 )

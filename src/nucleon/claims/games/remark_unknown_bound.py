@@ -85,7 +85,7 @@ def beside_twins(seed: int) -> Iterator[Row]:
         options = {**options, "discount": discount, "on_excess": excess}
         learner = make(shape, gradient_bound=bound, dtype=F64, **options)
         game: dict[str, Any] = {"bound": bound, "discount": discount, "noise": draws}
-        twin = twins.excess(name, shape, clip=excess == "clip", **game)
+        twin = twins.gbpa(name, shape, clip=excess == "clip", **game)
         yield compare(f"{name}, {excess}, G {bound}, γ = {discount:g}", learner, gradients, twin)
 
 

@@ -64,43 +64,28 @@ def gbpa(
     shape: tuple[int, ...],
     *,
     radius: float = 1.0,
-    bound: float = 1.0,
+    bound: float | None = 1.0,
     discount: float = 1.0,
     factor: float = 1.0,
     noise: learners.Noise = _none,
+    clip: bool | None = None,
 ) -> Twin:
-    """Return the twin of FTL, FTRL, FTPL with a noise, or FAML, η = factor·√(α/β)."""
+    """Return the twin of FTL, FTRL, FTPL with a noise, or FAML, η = factor·√(α/β).
+
+    With `clip` gradients above the bound are cut, or, if it is False, let the bound grow.
+    """
     game: dict[str, Any] = {"radius": radius, "bound": bound, "discount": discount}
     if name == "FTL":
         return Twin(partial(learners.gbpa, learners.leader, **game), None, radius, discount)
     _, slope, constants = smoothing(name, shape, noise)
-    return Twin(
-        partial(learners.gbpa, slope, eta=factor * bounds.eta(constants), **game),
-        partial(bounds.gbpa, constants=constants, factor=factor, **game),
-        radius,
-        discount,
-        exact=name != "FTRL",
-    )
-
-
-def excess(
-    name: str,
-    shape: tuple[int, ...],
-    *,
-    clip: bool,
-    bound: float | None,
-    discount: float = 1.0,
-    noise: learners.Noise = _none,
-) -> Twin:
-    """Return the twin of a GBPA learner that clips above its bound, or lets the bound grow."""
-    _, slope, constants = smoothing(name, shape, noise)
-    game: dict[str, Any] = {"clip": clip, "bound": bound, "discount": discount}
-    return Twin(
-        partial(unknown.gbpa, slope, eta=bounds.eta(constants), **game),
-        partial(unknown.gbpa_bound, constants=constants, **game),
-        discount=discount,
-        exact=name != "FTRL",
-    )
+    step = factor * bounds.eta(constants)
+    if clip is None:
+        actions = partial(learners.gbpa, slope, eta=step, **game)
+        theorem = partial(bounds.gbpa, constants=constants, factor=factor, **game)
+    else:
+        actions = partial(unknown.gbpa, slope, eta=step, clip=clip, **game)
+        theorem = partial(unknown.gbpa_bound, constants=constants, clip=clip, **game)
+    return Twin(actions, theorem, radius, discount, exact=name != "FTRL")
 
 
 def preconditioned(

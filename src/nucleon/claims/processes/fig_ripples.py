@@ -173,5 +173,5 @@ CLAIM = Claim(
         f"steps of every method are the reference's to {optimizers.EXACT:g} of the rate."
     ),
     measure=measure,
-    seconds=(60, 4),
+    seconds=(35, 4),
 )
