@@ -145,8 +145,8 @@ class Ripples:
 
     def problem(self, seed: int, *_: Any) -> Problem:
         """Return the instance and the start of a seed."""
-        rippled = ripples.random_ripples([seed], dtype=torch.float64)
-        start = ripples.random_start([seed], dtype=torch.float64)[0]
+        rippled = ripples.random_ripples([seed])
+        start = ripples.random_start([seed])[0]
 
         def excess(model: nn.Module, _: int = 0) -> Tensor:
             return rippled.value(model.weight[None])[0] - ripples.MINIMUM

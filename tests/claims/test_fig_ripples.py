@@ -23,8 +23,8 @@ def test_upward_movement_counts_the_increases_only():
 def test_descend_is_the_optimizer_at_each_rate_on_each_instance(short):
     """Against a loop of its own with autograd, one matrix and one rate at a time."""
     seeds, rates = range(2), (0.003, 0.02)
-    problem = fig_ripples.random_ripples(seeds, dtype=torch.float64)
-    start = fig_ripples.random_start(seeds, dtype=torch.float64)
+    problem = fig_ripples.random_ripples(seeds)
+    start = fig_ripples.random_start(seeds)
     losses = fig_ripples.descend(problem, start, "Leon", rates, 0)
     assert losses.shape == (7, 2, 2)
     for i, (r, rate) in itertools.product(seeds, enumerate(rates)):

@@ -33,7 +33,7 @@ def test_the_conversion_of_a_slope_by_hand():
 
 def test_the_scaling_check_can_fail():
     """For lengths that are not exponential the identity is false by many standard errors."""
-    problem = random_kinks(0, dtype=F64)
+    problem = random_kinks(0)
 
     def errors():
         return o2nc.scaling_errors(o2nc.scaling_samples(problem, 8000, 0))

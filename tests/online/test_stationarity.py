@@ -72,7 +72,7 @@ def test_three_corners_that_no_pairs_reach(seed):
 
 @pytest.mark.parametrize("rho", [0.05, 0.5])
 def test_the_law_is_what_it_says(rho):
-    problem = random_kinks(3, dtype=F64)
+    problem = random_kinks(3)
     w = 0.4 * torch.eye(2, 8, dtype=F64)
     outcome = stationarity_gap(problem.gradient, w, rho=rho, seed=1)
     points, probabilities = law_of(outcome, w)

@@ -25,13 +25,13 @@ def test_the_value_by_hand():
 
 def test_the_gradient_is_that_of_the_value():
     """Against autograd at 200 points, none of which is on a kink."""
-    problem, w = random_kinks(3, dtype=F64), points().requires_grad_()
+    problem, w = random_kinks(3), points().requires_grad_()
     (expected,) = torch.autograd.grad(problem.value(w).sum(), w)
     torch.testing.assert_close(problem.gradient(w.detach()), expected, rtol=1e-12, atol=1e-13)
 
 
 def test_the_sampled_gradient_is_unbiased_and_a_summand():
-    problem, w = random_kinks(3, dtype=F64), points()
+    problem, w = random_kinks(3), points()
     every = [problem.sample(w, torch.full((200,), k)) for k in range(16)]
     mean = torch.stack(every).mean(0)
     torch.testing.assert_close(mean, problem.gradient(w), rtol=1e-12, atol=1e-13)
@@ -43,7 +43,7 @@ def test_the_sampled_gradient_is_unbiased_and_a_summand():
 
 
 def test_the_constants_bound_what_they_should():
-    problem, w = random_kinks(3, dtype=F64), points()
+    problem, w = random_kinks(3), points()
     every = torch.stack([problem.sample(w, torch.full((200,), k)) for k in range(16)])
     assert torch.linalg.matrix_norm(every, 2).max() <= problem.gradient_bound
     second = (every @ every.mT).mean(0)

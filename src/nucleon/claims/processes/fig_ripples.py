@@ -94,8 +94,8 @@ def upward(losses: Tensor) -> Tensor:
 def measure(run: Run) -> Iterator[Item]:
     """Run every method at every rate; quick runs leave methods with k > 1 out."""
     seeds = run.seeds(SEEDS)
-    problem = random_ripples(seeds, dtype=torch.float64)
-    start = random_start(seeds, dtype=torch.float64)
+    problem = random_ripples(seeds)
+    start = random_start(seeds)
     names = [n for n, (_, options) in METHODS.items() if options.get("samples", 1) == 1]
     names = names if run.quick else list(METHODS)
 

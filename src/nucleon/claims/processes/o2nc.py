@@ -94,7 +94,7 @@ def ewa_distances(path: Tensor, discount: float) -> list[tuple[int, Interval]]:
 def measure(run: Run) -> Iterator[Item]:
     """Convert every learner on one problem, and FTL on a slope."""
     rounds, runs, seed = run.pick(ROUNDS), len(run.seeds(RUNS)), run.seed
-    problem = random_kinks(seed, shape=SHAPE, dtype=torch.float64)
+    problem = random_kinks(seed, shape=SHAPE)
     start = identity_start(0.5, runs)
     gap, bound = problem.value(start[0]).item(), problem.gradient_bound
     setting = (start, RHO, DISCOUNT, rounds, bound, seed, gap)

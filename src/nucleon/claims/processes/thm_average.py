@@ -41,7 +41,7 @@ def loss_of(problem: str, seed: int) -> tuple[Matrices, Matrices]:
         slope = normal(*SHAPE)
         return lambda w: (w * slope).sum((-2, -1)), lambda w: slope.expand_as(w)
     if problem == "ripples":
-        ripples = random_ripples([seed], shape=SHAPE, measurements=12, dtype=F64)
+        ripples = random_ripples([seed], shape=SHAPE, measurements=12)
         return ripples.value, ripples.gradient
     waves, phases = 2 * normal(8, *SHAPE), 6 * normal(8)
 

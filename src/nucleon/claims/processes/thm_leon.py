@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nucleon.claims import optimizers
@@ -95,7 +94,7 @@ class Target:
 def kinks(run: Run, optimizer: Planned, rho: tuple[float, float] = KINKS_RHO) -> Target:
     """Return the finite sum with kinks, from a multiple of I."""
     runs, seed = len(run.seeds(RUNS)), run.seed
-    problem = random_kinks(seed, shape=SHAPE, dtype=torch.float64)
+    problem = random_kinks(seed, shape=SHAPE)
     start = identity_start(START, runs)
     value = problem.value(start)
 

@@ -42,15 +42,13 @@ class Kinks:
 
     def draws(self, rounds: int, runs: int, *, seed: int) -> Tensor:
         """Return the summand of each round and run, (rounds, runs), by (seed, round, run)."""
-        device = self.measurements.device
         uniform = noise.uniform(
             (rounds, runs),
             seed=seed ^ _NOISE_SEED,
-            stream=torch.arange(runs, device=device),
-            step=torch.arange(rounds, device=device)[:, None],
+            stream=torch.arange(runs),
+            step=torch.arange(rounds)[:, None],
             sample=_BATCHES,
             dtype=torch.float64,
-            device=device,
         )
         return (uniform * len(self.measurements)).ceil().long() - 1
 
@@ -78,27 +76,9 @@ class Kinks:
         return residual.sign() + DEPTH * torch.cos(phase) * torch.sin(phase).sign()
 
 
-def random_kinks(
-    seed: int,
-    *,
-    shape: tuple[int, int] = (2, 8),
-    measurements: int = 16,
-    spread: float = 0.1,
-    dtype: torch.dtype | None = None,
-) -> Kinks:
-    """Draw A_k = I + spread·N_k with standard normal N_k, measurements of similar direction.
-
-    Args:
-        seed: of the measurements.
-        shape: (m, n) (default 2×8); I has ones on the diagonal.
-        measurements: how many (default 16).
-        spread: how far they differ (default 0.1).
-        dtype: float32 or float64 (default: torch's).
-    """
+def random_kinks(seed: int, *, shape: tuple[int, int] = (2, 8)) -> Kinks:
+    """Draw 16 measurements A_k = I + N_k/10 of similar direction, N_k standard normal, float64."""
     normal = noise.normal(
-        (measurements, *shape),
-        seed=seed ^ _NOISE_SEED,
-        sample=_MEASUREMENTS,
-        dtype=dtype,
+        (16, *shape), seed=seed ^ _NOISE_SEED, sample=_MEASUREMENTS, dtype=torch.float64
     )
-    return Kinks(torch.eye(*shape, dtype=normal.dtype) + spread * normal)
+    return Kinks(torch.eye(*shape, dtype=torch.float64) + 0.1 * normal)

@@ -52,14 +52,9 @@ class Ripples:
 
 
 def random_ripples(
-    seeds: Sequence[int],
-    *,
-    shape: tuple[int, int] = (20, 20),
-    measurements: int = 100,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
+    seeds: Sequence[int], *, shape: tuple[int, int] = (20, 20), measurements: int = 100
 ) -> Ripples:
-    """Return an instance for each seed, with independent standard normal measurements.
+    """Return an instance for each seed, with independent standard normal measurements, float64.
 
     An instance is a function of its seed alone, whatever the others are.
 
@@ -67,31 +62,16 @@ def random_ripples(
         seeds: one integer an instance.
         shape: of X; the paper's is 20×20 (default).
         measurements: how many; the paper has 100 (default).
-        dtype: float32 or float64 (default: torch's).
-        device: (default: torch's).
     """
-    return Ripples(_normal(seeds, (measurements, *shape), _MEASUREMENTS, dtype, device))
+    return Ripples(_normal(seeds, (measurements, *shape), _MEASUREMENTS))
 
 
-def random_start(
-    seeds: Sequence[int],
-    *,
-    shape: tuple[int, int] = (20, 20),
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """Return standard normal matrices (i, m, n), one for each seed."""
-    return _normal(seeds, shape, _START, dtype, device)
+def random_start(seeds: Sequence[int], *, shape: tuple[int, int] = (20, 20)) -> Tensor:
+    """Return standard normal matrices (i, m, n), one for each seed, float64."""
+    return _normal(seeds, shape, _START)
 
 
-def _normal(
-    seeds: Sequence[int],
-    shape: tuple[int, ...],
-    step: int,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
-) -> Tensor:
+def _normal(seeds: Sequence[int], shape: tuple[int, ...], step: int) -> Tensor:
     """Return noise of `shape` for each seed, a stream of its own."""
-    stream = torch.tensor(list(seeds), dtype=torch.int64, device=device)
-    size, key = (len(seeds), *shape), {"seed": _NOISE_SEED, "step": step}
-    return noise.normal(size, stream=stream, dtype=dtype, device=device, **key)
+    size, stream = (len(seeds), *shape), torch.tensor(list(seeds), dtype=torch.int64)
+    return noise.normal(size, seed=_NOISE_SEED, stream=stream, step=step, dtype=torch.float64)
