@@ -11,11 +11,7 @@ from nucleon.online.regret import decompose
 F64 = torch.float64
 ROUNDS = 12
 VECTORS = {"adagrad-ogd", "adagrad-ftrl", "gaussian-ftpl"}
-STREAMS = {
-    name: entry.constructor
-    for name, entry in streams.STREAMS.items()
-    if name not in ("replay", "worst")
-}
+STREAMS = {name: make for name, make in streams.STREAMS.items() if name not in ("replay", "worst")}
 
 
 def shape_of(name):

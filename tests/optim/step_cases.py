@@ -318,7 +318,7 @@ WIDE, TALL, STACK, SMALL = (64, 100), (130, 70), (3, 64, 64), {"method": "auto"}
 DECAY = {"lr": torch.tensor(0.1), "weight_decay": 0.1}
 CLIMBING = {"maximize": True, "nesterov": True}
 SAMPLES = {"samples": 3, "nesterov": True, "gradient_bound": 2.0}
-LITERAL = {"smoothing_scale": "literal", "maximize": True, "seed": -7}
+LITERAL = {"smoothing_scale": "literal", "maximize": True, "seed": 7}
 STEPS = [
     # Shapes.
     *((cls, [WIDE, WIDE], {"spoil": 1}) for cls in (Muon, Leon)),
