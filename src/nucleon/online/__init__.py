@@ -21,40 +21,16 @@ if TYPE_CHECKING:
         theory,
     )
     from nucleon.online.game import Trace, play
-    from nucleon.online.learners import (
-        FAML,
-        FTL,
-        FTPL,
-        FTRL,
-        GBPA,
-        AdaGradFTRL,
-        AdaGradOGD,
-        GaussianFTPL,
-        KroneckerFTRL,
-        Learner,
-        OneSidedShampoo,
-        ScalarGBPA,
-        Shampoo,
-    )
+    from nucleon.online.learners import FAML, FTL, FTPL, FTRL, Learner
     from nucleon.online.o2nc import O2NC, estimate, plan
-    from nucleon.online.regret import Ledger
 
 __all__ = [
     "FAML",
     "FTL",
     "FTPL",
     "FTRL",
-    "GBPA",
     "O2NC",
-    "AdaGradFTRL",
-    "AdaGradOGD",
-    "GaussianFTPL",
-    "KroneckerFTRL",
     "Learner",
-    "Ledger",
-    "OneSidedShampoo",
-    "ScalarGBPA",
-    "Shampoo",
     "Trace",
     "admissibility",
     "adversary",
@@ -76,9 +52,7 @@ __getattr__, __dir__ = _lazy.attach(
     __all__,
     {
         "game": "play Trace",
-        "learners": "FAML FTL FTPL FTRL GBPA AdaGradFTRL AdaGradOGD GaussianFTPL KroneckerFTRL"
-        " Learner OneSidedShampoo ScalarGBPA Shampoo",
+        "learners": "FAML FTL FTPL FTRL Learner",
         "o2nc": "O2NC estimate plan",
-        "regret": "Ledger",
     },
 )

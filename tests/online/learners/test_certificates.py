@@ -26,7 +26,7 @@ from nucleon.online.potentials import (
     Nuclear,
     Potential,
 )
-from nucleon.online.regret import Ledger
+from nucleon.online.regret import BoxLedger, Ledger
 
 F64 = torch.float64
 SHAPE = (2, 3)
@@ -159,7 +159,7 @@ def test_a_norm_above_the_radius_by_more_than_rounding_is_noticed(excess):
                 ledger.record(torch.zeros(shape, dtype=F64), radius * factor * x)
                 assert bool((ledger.outside > 0).any()) == noticed
     one = torch.eye(2, dtype=F64)
-    for ledger in (Ledger((2, 2)), learners.BoxLedger((2, 2))):
+    for ledger in (Ledger((2, 2)), BoxLedger((2, 2))):
         ledger.record(one, one)
         assert not ledger.outside.any()
         ledger.record(one, (1 + excess) * one)

@@ -18,7 +18,6 @@ from nucleon.online.learners.shampoo import (
     Shampoo,
     ShampooOptions,
 )
-from nucleon.online.regret import BoxLedger
 
 LEARNERS: Mapping[str, type[Learner]] = MappingProxyType(
     {
@@ -50,7 +49,6 @@ __all__ = [
     "AdaGradFTRL",
     "AdaGradOGD",
     "AdaGradOptions",
-    "BoxLedger",
     "GameOptions",
     "GaussianFTPL",
     "KroneckerFTRL",
