@@ -1,4 +1,4 @@
-"""The mean action of Gaussian FTPL against SciPy's hypergeometric function and its samples."""
+"""The mean action of Gaussian FTPL against SciPy's hypergeometric function."""
 
 import math
 
@@ -8,8 +8,7 @@ import scipy.special
 import scipy.stats
 import torch
 
-from helpers import actions_of
-from nucleon.online.learners.ftpl import FTPL, GaussianFTPL, mean_cosine
+from nucleon.online.learners.ftpl import mean_cosine
 
 F64 = torch.float64
 
@@ -33,14 +32,3 @@ def test_the_mean_length_far_out(d):
     ratio = torch.tensor([1e3, 1e5, 1e8], dtype=F64)
     expected = 1 - (d - 1) / (2 * ratio**2)
     assert ((mean_cosine(ratio, d) - expected).abs() <= d**2 / ratio**4 + 1e-13).all()
-
-
-def test_samples_average_to_the_mean():
-    games, d = 200, 4
-    gradients = torch.from_numpy(np.random.default_rng(1).uniform(-0.4, 0.5, (5, 1, d)))
-    exact = GaussianFTPL((1, d), dtype=F64)
-    drawn = FTPL((games, 1, d), samples=20, width=d, eta=exact.eta, dtype=F64)
-    mean = actions_of(exact, gradients)[-1]
-    sampled = actions_of(drawn, gradients.unsqueeze(1).expand(-1, games, 1, d))[-1]
-    # 4,000 unit vectors: each coordinate of their mean errs by under 5/√4000.
-    assert (sampled.mean(0) - mean).abs().max() <= 5 / math.sqrt(4000)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import actions_of, ledger_of, nuclear, operator, polar
+from nucleon.claims.oracle import learners as oracle
 from nucleon.online import streams
 from nucleon.online.learners.shampoo import KroneckerFTRL, OneSidedShampoo, Shampoo
 
@@ -24,22 +25,9 @@ def gradients_of(rounds, shape, seed=0, scale=1.0):
     return torch.from_numpy(g * (scale / np.linalg.svd(g, compute_uv=False).max()))
 
 
-def power(a, p, epsilon=0.0):
-    """(εI + a)^p by NumPy, zero (and for p < 0 the pseudo-inverse) on the kernel."""
-    values, vectors = np.linalg.eigh(a)
-    values = np.where(values > 1e-13 * max(values[-1], 1e-300), values, 0.0) + epsilon
-    with np.errstate(divide="ignore"):
-        powers = np.where(values > 0, values**p, 0.0)
-    return (vectors * powers) @ vectors.T
-
-
 def roots(kind, gradients, epsilon=0.0):
-    """L_t and R_t of the gradients so far."""
-    left, right = POWERS[kind]
-    rows = np.einsum("tij,tkj->ik", gradients, gradients)
-    columns = np.einsum("tij,tik->jk", gradients, gradients)
-    identity = np.eye(columns.shape[0])
-    return power(rows, left, epsilon), power(columns, right, epsilon) if right else identity
+    """L_t and R_t of the gradients so far, by the oracle."""
+    return oracle._roots(gradients, POWERS[kind], epsilon)
 
 
 def vec(x):
