@@ -344,7 +344,7 @@ def test_a_recording_made_against_the_noise_is_not_oblivious():
         (lambda: streams.heavy_tailed((2, 3), degrees=0), "degrees must be a finite number > 0"),
         (lambda: streams.drifting((2, 3), period=0), "period must be a finite number > 0"),
         (lambda: streams.drifting((2, 3), noise_level=1.5), "noise_level must lie"),
-        (lambda: streams.ill_conditioned((2, 3), condition=0.5), "condition must be .* ≥ 1"),
+        (lambda: streams.ill_conditioned((2, 3), condition=0), "condition must be"),
         (lambda: streams.adversary((2, 3), kind="kind"), "kind must be one of"),
         (lambda: streams.replay(torch.zeros(3, 4)), "gradients must be a nonempty tensor"),
         (lambda: streams.replay(torch.zeros(2, 3, 4)), "not all be zero"),

@@ -65,8 +65,8 @@ class Metric(NamedTuple):
     ) -> Tensor:
         """Return the minimizer of ⟨linear, x⟩ + ½xᵀHx on the ball, zero where H has no weight.
 
-        `linear` lies in the range of H; what rounding puts outside is dropped. The last two options
-        are those of `minimize_on_box`, the only case that iterates to a gap.
+        `linear` is in the range of H; rounding outside of it is dropped. The last two options are
+        those of `minimize_on_box`, the only case that iterates to a gap.
         """
         rotated = torch.where(self.weight > 0, self._enter(linear), 0.0)
         free = -rotated / torch.where(self.weight > 0, self.weight, torch.inf)

@@ -122,7 +122,7 @@ class _AdaGrad(Learner):
         )
 
     def _solve(self, linear: Tensor, metric: Metric) -> None:
-        """Let the next action be the minimizer of ⟨linear, x⟩ + ½xᵀHx, and add its gap."""
+        """Set the next action to the minimizer of ⟨linear, x⟩ + ½xᵀHx, and add its gap."""
         x = metric.minimize(linear, self.ball, self.radius, self.tolerance, self.max_iterations)
         slope = (linear + metric.apply(x)) / self.eta
         gap = (slope * x).sum(-1) + self.radius * dual_norm(slope, self.ball)
@@ -207,7 +207,7 @@ class AdaGradFTRL(_AdaGrad):
         """δ of "stated"."""
         super().__init__(shape, **options)
         self.total = torch.zeros_like(self.center)
-        """s_t, of what was fed."""
+        """s_t, of the gradients after clipping."""
         self.pull = torch.zeros_like(self.center)
         """p_t = Σ(H_s − H_{s-1})x_s, of the proximal form only."""
         self.peak = self.zeros(self.sides[1] if self.preconditioner == "diagonal" else 1)

@@ -47,11 +47,10 @@ class GameOptions(LearnerOptions, total=False):
 
 
 class GBPA(Learner):
-    """X_{t+1} = −D ∇Ψ(S_t; Λ_t) for any potential Ψ; FTL, FTRL, FTPL and FAML are four of it.
+    """X_{t+1} = −D ∇Ψ(S_t; Λ_t) for any potential Ψ, with `GameOptions`.
 
-    A random potential is redrawn every round by `Potential.redrawn`; its theorem is then on the
-    mean over the noise, see `certificate`.
-    Its options are `GameOptions`.
+    FTL, FTRL, FTPL and FAML are four of it. A random potential is redrawn every round by
+    `Potential.redrawn`; its theorem is then on the mean over the noise, see `certificate`.
     """
 
     name: ClassVar[str] = "gbpa"
@@ -194,7 +193,7 @@ class GBPA(Learner):
 
     @property
     def samples_drawn(self) -> int:
-        """Independent samples that an action is the mean of, as far as is known."""
+        """Independent samples that an action is the mean of."""
         return 1
 
     def refusal(self, *, oblivious: bool, delta: float | None = None) -> str | None:

@@ -45,7 +45,7 @@ class ScalarGBPA(Learner):
         self.square_sum, self.first_frobenius = self.zeros(), self.zeros()
         """Σ‖G_s‖_F², and ‖G_1‖_F of the first gradient that is not zero."""
         self.excess = self.zeros()
-        """Σ(‖G_t‖_F − G)_+, what rounding left above the bound."""
+        """Σ(‖G_t‖_F − G)_+, the parts above the bound."""
 
     def action(self) -> Tensor:
         """Return −D(SSᵀ + (ℓ/η)²I)^{-1/2}S."""

@@ -9,11 +9,11 @@ L = (εI + M)^{1/2}, R = I: online gradient descent on vec X in the metric R_t �
 
 Early on M and N are singular. With ε = 0, the default, a root is zero on the kernel, where G_t is
 zero too: the minimum exists, any minimizer serves the proof of Proposition C.2, and the step
-without the constraint takes the pseudo-inverses. ε > 0 makes the roots invertible and adds its own
+without the constraint uses the pseudo-inverses. ε > 0 makes the roots invertible and adds its own
 terms to the bound. Neither needs to know a bound on the gradients.
 
 Kronecker FTRL is the other half of Shampoo (Remark 2.1), with ε = G². The paper misses an analysis
-of it in earlier work and gives one for R = I only; this bound is ours (proof in docs/theory.md):
+of it in earlier work and has one for R = I only; this bound is ours (proof in docs/theory.md):
 
     Reg_T ≤ D²/(2η)·Σ_i λ_i(L_T)λ_i(R_T) + η√(Tr M_T^{1/2}·Tr N_T^{1/2}) + gaps
 
@@ -205,7 +205,7 @@ class KroneckerFTRL(ProjectedLearner):
         self.total = torch.zeros_like(self.center)
         """S_t."""
         self.excess = self.zeros()
-        """Σ‖E_t‖_* of what lay above G."""
+        """Σ‖E_t‖_* of the parts above G."""
 
     def update(self, gradient: Tensor) -> None:
         """Enter G_t into the sums, and minimize."""

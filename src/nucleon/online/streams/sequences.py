@@ -72,8 +72,7 @@ def ill_conditioned(
     condition². Entries have the deviation G/(√n + ‖σ‖ + 3) times σ, and larger norms are clipped.
     """
     s = Setting(shape, **options)
-    if _checks.positive("condition", condition) < 1:
-        raise ValueError(f"condition must be a finite number ≥ 1, got {condition!r}")
+    condition = _checks.positive("condition", condition)
     decay = torch.linspace(0, -1, s.short, dtype=torch.float64, device=s.device)
     basis, spectrum = s.orthonormal(s.short, s.short, 0), (condition**decay).unsqueeze(-1)
     # E‖diag(σ)Z‖_op ≤ √n·max σ + ‖σ‖ (Chevet)

@@ -37,8 +37,8 @@ def adagrad_bound(
     Tr H is √Σ‖g_t‖², Σ_i√Σg_{t,i}² or Tr√Σg_tg_tᵀ, D_p the radius of the ball in the
     preconditioner's norm, R = D_p for FTRL and 2D_p for OGD and proximal FTRL, R₂ the same in ℓ2.
     η = R/√2 by default, which makes the leading term √2·R·Tr H. FTRL needs δ ≥ max‖g_t‖ (ℓ2 for
-    scalar and full, ℓ∞ for diagonal); if δ grows as the running maximum, `excess` = Σ‖e_t‖ of what
-    lay above it (ℓ2, or ℓ1 for diagonal) makes the bound unconditional, clipped or not (Remark
+    scalar and full, ℓ∞ for diagonal). If δ grows as the running maximum, `excess` = Σ‖e_t‖ of the
+    parts above it (ℓ2, or ℓ1 for diagonal) makes the bound unconditional, clipped or not (Remark
     B.1). Proximal FTRL needs no δ (McMahan 2017).
     """
     _checks.choice("update", update, ("ogd", "ftrl", "proximal"))

@@ -67,8 +67,8 @@ def ftpl_adaptive_deviation(
         rows: m.
         columns: n, without padding.
         radius: D.
-        samples: k, the independent draws of a round.
-        delta: δ, the probability with which it may fail.
+        samples: k.
+        delta: δ.
         rounds: T; None is the number of norms (default).
     """
     norms = real("gradient_nuclear_norms", gradient_nuclear_norms, gradient_nuclear_norms)

@@ -94,18 +94,14 @@ def o2nc_bound(
     The mean of v_1…v_T is (v_T + (1−γ)Σ_{t<T} v_t)/T. The proof divides ΔL by DT with
     D = (1−γ)ρ/(2γ), which gives the first term; the printed one lacks its factor 2γ and fails.
 
-    Args:
-        loss_gap: ΔL = L(W_0) − inf L.
-        rho: ρ.
-        discount: γ.
-        regrets: (T,), E Reg_t^{[γ]}(1).
-        noises: (T,), E‖Σ_s γ^{t-s}(G_s − ∇L(W_s))‖_*.
+    `loss_gap` ΔL is L(W_0) − inf L; `regrets` are E Reg_t^{[γ]}(1) and `noises`
+    E‖Σ_s γ^{t-s}(G_s − ∇L(W_s))‖_*, both (T,).
     """
-    return ConversionBound(
-        _descent_term(loss_gap, rho, discount, len(regrets)),
-        _discounted_mean(regrets, discount),
-        _discounted_mean(noises, discount),
-    )
+    rounds = len(regrets)
+    weights = torch.full((rounds,), 1 - discount, dtype=torch.float64)
+    weights[-1] = 1.0
+    regret, noise = ((weights * values).sum().item() / rounds for values in (regrets, noises))
+    return ConversionBound(_descent_term(loss_gap, rho, discount, rounds), regret, noise)
 
 
 def stationarity_bound(
@@ -220,8 +216,3 @@ def leon_complexity(
 def _descent_term(loss_gap: float, rho: float, discount: float, rounds: int) -> float:
     radius = o2nc_radius(rho=rho, discount=discount)
     return _checks.nonnegative("loss_gap", loss_gap) / (radius * _checks.count("rounds", rounds))
-
-
-def _discounted_mean(values: Tensor, discount: float) -> float:
-    values = values.double()
-    return ((values[-1] + (1 - discount) * values[:-1].sum()) / len(values)).item()
