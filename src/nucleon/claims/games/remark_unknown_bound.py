@@ -68,7 +68,7 @@ def shares(gradients: Tensor, **options: Any) -> Tensor:
 
 
 def beside_twins(seed: int) -> Iterator[Row]:
-    """Compare AdaGrad-FTRL, and matrix learners that clip or grow, told a bound or none."""
+    """Compare AdaGrad-FTRL, and matrix learners that clip or grow, with a bound or without."""
     sizes = torch.tensor(SIZES, dtype=F64)[:, None, None, None]
     shape = (2, 1, DIMENSION)
     gradients = sizes * leaning(shape, seed=seed)

@@ -76,24 +76,17 @@ def bound(stream: Tensor, update: Update, preconditioner: Preconditioner, ball: 
     return theory.adagrad_bound(moment, radius=RADIUS, delta=delta, **options)
 
 
-def against_scalar(
-    stream: Tensor, preconditioner: Preconditioner, ball: Ball, update: Update = "ogd"
-) -> Tensor:
-    """Return the preconditioner's bound over the scalar one's, for every game."""
-    return bound(stream, update, preconditioner, ball) / bound(stream, update, "scalar", ball)
-
-
 def learners(stream: Tensor, ball: Ball) -> Iterator[tuple[str, str, Learner]]:
-    """Yield every update, preconditioner and learner for a stream on a ball."""
+    """Yield the update, the name and every learner for a stream on a ball."""
     shape = tuple(stream.shape[1:])
     common: dict[str, Any] = {"radius": RADIUS, "dtype": torch.float64}
     for p in beside.PRECONDITIONERS:
         options: dict[str, Any] = {"preconditioner": p, "ball": ball, **common}
-        yield "OGD", f", {p}", AdaGradOGD(shape, **options)
-        yield "FTRL", f", {p}", AdaGradFTRL(shape, delta=offset(stream, p), **options)
+        yield "OGD", f"OGD, {p}", AdaGradOGD(shape, **options)
+        yield "FTRL", f"FTRL, {p}", AdaGradFTRL(shape, delta=offset(stream, p), **options)
     if ball == "l2":
         bound = offset(stream, "scalar")
-        yield GAUSSIAN, "", GaussianFTPL(shape, gradient_bound=bound, **common)
+        yield GAUSSIAN, GAUSSIAN, GaussianFTPL(shape, gradient_bound=bound, **common)
 
 
 def measure(run: Run) -> Iterator[Item]:
@@ -101,8 +94,8 @@ def measure(run: Run) -> Iterator[Item]:
     dimension, rounds, seeds = run.pick(DIMENSION), run.pick(ROUNDS), run.seeds(SEEDS)
     sources, matches = gradients(dimension, len(seeds), rounds, run.seed), list[Match]()
     for (name, stream), ball in itertools.product(sources.items(), BALLS):
-        for update, p, learner in learners(stream, ball):
-            case = {"stream": name, "ball": ball, "update": update, "learner": f"{update}{p}"}
+        for update, who, learner in learners(stream, ball):
+            case = {"stream": name, "ball": ball, "update": update, "learner": who}
             matches.append(Match(case, learner, streams.replay(stream), rounds))
     games = play_all(run, matches)
     pairs: list[tuple[Ball, str]] = [(b, u) for b in BALLS for u in ("OGD", "FTRL")]
@@ -115,7 +108,6 @@ def measure(run: Run) -> Iterator[Item]:
         game = swinging.one(learner=learner)
         yield at_least(f"swing on ℓ2: {learner}, regret/bound", game.regret / game.bound, share)
     yield from rankings(sources, games)
-    yield from departures(sources, games)
     yield from beside.against_oracle(beside.vector_games(dimension, radius=RADIUS, seed=run.seed))
 
     for ball, name in BALLS.items():
@@ -133,10 +125,16 @@ def measure(run: Run) -> Iterator[Item]:
 
 
 def rankings(sources: Sources, games: Rows) -> Iterator[Check]:
-    """Check which bound is the smaller on which ball, and the regrets where they follow it."""
+    """Check which bound is the smaller on which ball, and what is not as printed.
 
-    def ratios(preconditioner: Preconditioner, ball: Ball) -> list[Tensor]:
-        return [against_scalar(stream, preconditioner, ball) for stream in sources.values()]
+    That is the diameter, δ on ℓ∞, and the constant of the Gaussian method.
+    """
+
+    def ratios(preconditioner: Preconditioner, ball: Ball, update: Update = "ogd") -> list[Tensor]:
+        return [
+            bound(stream, update, preconditioner, ball) / bound(stream, update, "scalar", ball)
+            for stream in sources.values()
+        ]
 
     def flip(ball: Ball) -> Tensor:
         played = games.where(stream="alternating", ball=ball)
@@ -153,14 +151,11 @@ def rankings(sources: Sources, games: Rows) -> Iterator[Check]:
     yield above("alternating, OGD: diagonal/scalar regret on ℓ2", flip("l2"), 1.0)
     yield below("alternating, OGD: diagonal/scalar regret on ℓ∞", flip("linf"), 1.0)
 
-
-def departures(sources: Sources, games: Rows) -> Iterator[Check]:
-    """Check what is not as printed: the diameter, δ on ℓ∞, the Gaussian method's constant."""
     regret = games.one(stream="swing", ball="l2", learner="OGD, scalar").regret
     printed = math.sqrt(2) * RADIUS * sources["swing"].square().sum((0, 2, 3)).sqrt()
     name = "swing: scalar OGD's regret over the printed √2·D√Σ‖g‖²"
     yield above(name, regret / printed, 1.0)
-    largest = max(against_scalar(s, "diagonal", "linf", "ftrl").max() for s in sources.values())
+    largest = max(share.max() for share in ratios("diagonal", "linf", "ftrl"))
     yield above("FTRL with its δ: diagonal/scalar bound on ℓ∞, largest", largest, 1.0)
     gaussian = [
         g.bound / bound(sources[g.stream], "ftrl", "scalar", "l2")
