@@ -74,12 +74,6 @@ def test_a_parameter_given_twice_is_taken_once_with_the_warning_of_torch():
         assert [info.name for info in optimizer.infos.values()][-1] in ("b", "1")
 
 
-@pytest.mark.parametrize("params", [None, 3])
-def test_what_no_parameters_are_says_what_is_needed(params):
-    with pytest.raises(TypeError, match=r"pairs or groups, got .*Muon\(\[weight\]\)"):
-        nucleon.Muon(params)
-
-
 @pytest.mark.parametrize("wrapper", ["", "module.", "_orig_mod."])
 def test_another_order_of_the_same_names_is_matched_by_name(wrapper):
     optimizer = trained(weights("q", "k", "v"))

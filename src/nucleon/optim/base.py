@@ -184,7 +184,12 @@ class MatrixOptimizer(Optimizer, ABC):
         optimizer of `for_model` needs a "route"; `nucleon.optim.param_groups(module)` returns
         such groups.
         """
-        groups.check_route(param_group, routed=self._routed)
+        if self._routed and "route" not in param_group:
+            raise ValueError(
+                'a group added to an optimizer of for_model needs a route, as in {"params": '
+                '[("extra.weight", parameter)], "route": "adamw"}, or "matrix"; '
+                "nucleon.optim.param_groups(module) returns the groups of a module"
+            )
         if self.param_groups:  # all matrices of a step share its random length
             param_group = {"seed": self.param_groups[0]["seed"], **param_group}
         group = options.filled(param_group, self.defaults, self.name)
@@ -201,7 +206,7 @@ class MatrixOptimizer(Optimizer, ABC):
         self.infos |= infos
         self._agreed = False
         self.state.update(self._missing_states(group))
-        if reason := certificates.unbounded(self, [group]):
+        if reason := certificates.unbounded(self, group):
             groups.warn(f"certify=True measures the regret beside no bound: {reason}")
 
     def _missing_states(self, group: dict[str, Any]) -> dict[Tensor, State]:

@@ -3,7 +3,7 @@
 import itertools
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -14,11 +14,6 @@ from nucleon.optim.matrices.parameters import Infos, ParameterInfo, blocks, cano
 
 def as_groups(params: Any, axes: object, optimizer: str) -> Any:
     """Return `params` as groups that include the axes of all parameters, if not None."""
-    if not isinstance(params, Iterable):
-        raise TypeError(
-            f"params must be parameters, (name, parameter) pairs or groups, got {params!r}; "
-            f"write {optimizer}([weight]), or {optimizer}.for_model(model)"
-        )
     if isinstance(params, nn.Module):
         raise TypeError(f"params must be matrices, got a model. {_whole_model(optimizer)}")
     if axes is None:
@@ -34,21 +29,6 @@ def _whole_model(optimizer: str) -> str:
         f"{optimizer}.for_model(model) takes a whole model and sends parameters that are no "
         f"matrices to AdamW; in a Hugging Face Trainer use nucleon.integrations.huggingface.factory"
     )
-
-
-def check_route(group: Mapping[str, Any], *, routed: bool) -> None:
-    """Check that a group added to a routed optimizer has a route."""
-    if isinstance(group, nn.Module) or isinstance(group.get("params"), nn.Module):
-        raise TypeError(
-            "a parameter group was given as a module; add the groups that "
-            "nucleon.optim.param_groups(module) returns"
-        )
-    if routed and "route" not in group:
-        raise ValueError(
-            'a group added to an optimizer of for_model needs a route, as in {"params": '
-            '[("extra.weight", parameter)], "route": "adamw"}, or "matrix"; '
-            "nucleon.optim.param_groups(module) returns the groups of a module"
-        )
 
 
 def infos(

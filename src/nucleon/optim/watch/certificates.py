@@ -33,19 +33,18 @@ def collect(optimizer: HasDirection) -> dict[str, Certificate]:
     return placement.merged(mine, groups, "certificates")
 
 
-def unbounded(optimizer: HasDirection, groups: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return why no certificate of some group can have a bound; None if all can."""
-    for group in groups:
-        if not group["certify"] or group["route"] != "matrix":
-            continue
-        if (reason := facts_of(optimizer).refusal) is not None:
-            return f"no theorem applies to {optimizer.name}, since {reason}"
-        if not group.get("gradient_bound"):
-            return "pass gradient_bound=G with G ≥ ‖G_t‖_op, which the theorem needs"
-        if group["nesterov"] or not group.get("smoothing_scale", 1.0):
-            return "pass nesterov=False and smoothing_scale > 0, as the theorem needs"
-        if not math.isclose(gram_discount(group), group["momentum"], rel_tol=1e-12):
-            return "pass beta2=None for β₂ = β₁², as the theorem needs"
+def unbounded(optimizer: HasDirection, group: Mapping[str, Any]) -> str | None:
+    """Return why no certificate of a group can have a bound; None if all can."""
+    if not group["certify"] or group["route"] != "matrix":
+        return None
+    if (reason := facts_of(optimizer).refusal) is not None:
+        return f"no theorem applies to {optimizer.name}, since {reason}"
+    if not group.get("gradient_bound"):
+        return "pass gradient_bound=G with G ≥ ‖G_t‖_op, which the theorem needs"
+    if group["nesterov"] or not group.get("smoothing_scale", 1.0):
+        return "pass nesterov=False and smoothing_scale > 0, as the theorem needs"
+    if not math.isclose(gram_discount(group), group["momentum"], rel_tol=1e-12):
+        return "pass beta2=None for β₂ = β₁², as the theorem needs"
     return None
 
 
