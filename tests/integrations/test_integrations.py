@@ -1,5 +1,8 @@
 """Callbacks write what diagnostics() says, when they should; the Trainer's factory routes."""
 
+from itertools import pairwise
+from unittest import mock
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -47,17 +50,13 @@ def test_every_nth_step_is_written_as_diagnostics_says():
     count = len(board.written)
     optimizer.step()
     assert len(board.written) == count
-
-
-def test_a_resumed_run_goes_on_counting_and_a_silent_rank_takes_part():
     board = Board()
-    trained(3, board, every=5, start=7)
+    trained(3, board, every=5, start=7)  # a resumed run
     assert {step for _, _, step in board.written} == {10}
-    optimizer, writer = trained(2, None, every=1)
-    calls = []
-    optimizer.diagnostics = lambda: calls.append(1) or {"a": 1.0}
+    optimizer, writer = trained(2, None, every=1)  # a silent rank, which takes part
+    optimizer.diagnostics = mock.Mock(return_value={"a": 1.0})
     writer.write()
-    assert calls
+    optimizer.diagnostics.assert_called()
 
 
 def lightning(**options):
@@ -154,35 +153,36 @@ class Unfreeze(BaseFinetuning):
             self.unfreeze_and_add_param_group(pl_module.body, optimizer)
 
 
+class Watched(Module):
+    """The body at the beginning and after each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = [self.body.weight.detach().clone()]
+
+    def on_train_epoch_end(self):
+        self.seen.append(self.body.weight.detach().clone())
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_finetuning_of_lightning_unfreezes_and_resumes(tmp_path):
-    seen = []
-
-    class Watched(Module):
-        def on_train_epoch_end(self):
-            seen.append(self.body.weight.detach().clone())
-
-    def fit(epochs, resume=None):
+    def fit(resume=None):
         torch.manual_seed(0)
         model = Watched()
         saver = ModelCheckpoint(tmp_path, save_top_k=-1)
-        trainer = lightning(max_epochs=epochs, callbacks=[Unfreeze(), saver])
-        start = model.body.weight.detach().clone()
+        trainer = lightning(max_epochs=3, callbacks=[Unfreeze(), saver])
         data = DataLoader(TensorDataset(torch.linspace(-1, 1, 64).reshape(16, 4)), batch_size=4)
         trainer.fit(model, data, ckpt_path=resume)
-        return start, model, trainer
+        return model, trainer.optimizers[0]
 
-    start, whole, trainer = fit(3)
-    assert torch.equal(seen[0], start) and not torch.equal(seen[1], start)
-    assert not torch.equal(seen[1], seen[2])
-    optimizer = trainer.optimizers[0]
-    assert {optimizer.infos[p].name for g in optimizer.param_groups for p in g["params"]} == {
-        *("body.weight", "body.bias", "head.weight", "head.bias")
-    }
+    whole, optimizer = fit()
+    changed = [not torch.equal(*pair) for pair in pairwise(whole.seen)]
+    assert changed == [False, True, True]
+    names = {optimizer.infos[p].name for g in optimizer.param_groups for p in g["params"]}
+    assert names == {"body.weight", "body.bias", "head.weight", "head.bias"}
     for epoch in (0, 1):  # before it is unfrozen, and after
-        resumed = fit(3, resume=tmp_path / f"epoch={epoch}-step={4 * (epoch + 1)}.ckpt")[1]
-        for p, q in zip(whole.parameters(), resumed.parameters(), strict=True):
-            assert torch.equal(p, q)
+        resumed, _ = fit(tmp_path / f"epoch={epoch}-step={4 * (epoch + 1)}.ckpt")
+        assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
 
 
 @pytest.mark.parametrize("arguments", [(), (TrainingArguments("."),)], ids=["Trainer", "axolotl"])
@@ -195,26 +195,18 @@ def test_the_factory_makes_an_optimizer_of_the_model_it_is_given(arguments):
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
 
 
-@pytest.mark.parametrize("missing", ["lr", "weight_decay"])
-def test_what_would_be_ignored_in_training_arguments_is_asked_for(tmp_path, missing):
-    options = {"lr": 0.3, "weight_decay": 0.1}
-    del options[missing]
-    built = trainer(tmp_path, optimizer=(factory("leon"), options), learning_rate=7.0)
-    with pytest.raises(ValueError, match=f"lack {missing}: .* TrainingArguments"):
-        built.create_optimizer()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        DiagnosticsLogger,
-        lambda every: trained(0, Board(), every),
-        lambda every: DiagnosticsCallback(None, every),
-    ],
-)
-def test_bad_intervals_are_named(make):
-    with pytest.raises(ValueError, match="every"):
-        make(every=0)
+def test_what_would_be_ignored_and_bad_intervals_are_named(tmp_path):
+    for missing, options in (("lr", {"weight_decay": 0.1}), ("weight_decay", {"lr": 0.3})):
+        built = trainer(tmp_path, optimizer=(factory("leon"), options), learning_rate=7.0)
+        with pytest.raises(ValueError, match=f"lack {missing}: .* TrainingArguments"):
+            built.create_optimizer()
+    for make in (
+        lambda: DiagnosticsLogger(every=0),
+        lambda: trained(0, Board(), 0),
+        lambda: DiagnosticsCallback(None, 0),
+    ):
+        with pytest.raises(ValueError, match="every"):
+            make()
 
 
 def llama():
@@ -248,8 +240,7 @@ def test_a_trainer_resumes_from_its_checkpoint(tmp_path):
 
     whole = run()
     resumed = run(resume=str(tmp_path / "checkpoint-2"))
-    for p, q in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(p, q)
+    assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
 
 
 @pytest.mark.filterwarnings("ignore")
