@@ -99,13 +99,10 @@ def gbpa(
     *,
     clip: bool,
     bound: float | None = None,
-    radius: float = 1.0,
-    eta: float = 1.0,
-    discount: float = 1.0,
+    **game: float,
 ) -> Array:
     """The GBPA on what is left of the gradients, with the bound in force for G."""
     fed = fed_matrices(gradients, clip=clip, bound=bound)
-    game = {"radius": radius, "eta": eta, "discount": discount}
     return learners.gbpa(direction, fed.gradients, bound=fed.levels, **game)
 
 
