@@ -63,9 +63,10 @@ WORST = 10.0
 def rate_curve(method: str, rates: Sequence[float], losses: Tensor, accuracies: Tensor) -> Row:
     """Return a method with test losses and accuracies, (rates, seeds), and its good rates.
 
-    `best` is the index of the rate whose mean loss is the least. The good rates around it, `span`
-    in octaves log2, end where the mean, interpolated linearly between the rates, its logarithm over
-    the octaves, is `EQUAL` times the least; where they are `cut` by the grid, `width` is too small.
+    `best` is the index of the rate whose mean loss is the least. The good rates around it lie
+    within `span`, in octaves (log2): at its ends the mean loss is `EQUAL` times the least, where
+    its logarithm is interpolated linearly between the rates. `cut` says that the grid ends before
+    the good rates do, so that `width` is too small.
     """
     octaves, mean = [math.log2(rate) for rate in rates], losses.mean(dim=1)
     best, height = int(mean.argmin()), (mean / (EQUAL * mean.min())).log().tolist()
