@@ -50,7 +50,7 @@ def routed(
         matrix_options: the options that a matrix may have.
     """
     parameters = parameters_of(model)
-    _override(parameters, overrides)
+    _apply_overrides(parameters, overrides)
     heads = output_heads(model, head)
     problems: list[str] = []
     unknown: list[Parameter] = []
@@ -155,11 +155,11 @@ def check_names(of: str, options_of: Mapping[str, Any], names: set[str], more: s
 # ------------------------------------------------------------------------- overrides
 
 
-def _override(parameters: Sequence[Parameter], overrides: Overrides | None) -> None:
+def _apply_overrides(parameters: Sequence[Parameter], overrides: Overrides | None) -> None:
     """Write the overrides into each parameter; a later override replaces an earlier one."""
     if isinstance(overrides, tuple):
         for each in overrides:
-            _override(parameters, each)
+            _apply_overrides(parameters, each)
     elif callable(overrides):
         for parameter in parameters:
             for name, place in zip(parameter.names, parameter.places, strict=True):
