@@ -121,5 +121,5 @@ def test_the_report_draws_what_was_measured(tmp_path, monkeypatch, capsys):
     head, _, row, *_ = (x for x in capsys.readouterr().out.splitlines() if x.startswith("|"))
     cells = dict(zip(head.split(" | "), row.split(" | "), strict=True))
     assert cells["| ms per step"] == "| gpt2, tiny, 0 M"
-    shown = models_report.told(times["Leon.for_model"]["milliseconds"])
+    shown = models_report.digits(times["Leon.for_model"]["milliseconds"])
     assert cells["Leon"] == shown and float(shown) > 0
