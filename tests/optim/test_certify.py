@@ -196,6 +196,16 @@ def test_options_edited_after_the_last_step_change_nothing():
     assert after.holds and after.bound.equal(before.bound) and after.regret.equal(before.regret)
 
 
+@pytest.mark.parametrize("certify", [False, True])
+def test_certify_is_settled_when_the_group_is_added(certify):
+    param = torch.nn.Parameter(torch.zeros(3, 5))
+    optimizer = exact_leon([param], certify=certify)
+    optimizer.param_groups[0]["certify"] = not certify
+    param.grad = torch.ones(3, 5)
+    with pytest.raises(ValueError, match=f"pass certify={not certify} when"):
+        optimizer.step()
+
+
 def test_an_action_outside_the_ball_is_not_certified():
     class Long(nucleon.Leon):
         @of_potential(theorem="its own, which it does not keep", constants=hyperbolic)

@@ -390,6 +390,7 @@ class MatrixOptimizer(Optimizer, ABC):
                 or not all(map(is_, values, settings.snapshot))
             ):
                 self._check_group({**group, "lr": 0.0}, group["params"])  # lr may be on the device
+                groups.check_certify(group, self.state)
                 settings = Settings(self, group, values)
             current.append(settings)
         self._settings = current

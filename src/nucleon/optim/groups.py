@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from nucleon import _checks
+from nucleon.optim.engines.work import State
 from nucleon.optim.matrices.parameters import Infos, ParameterInfo, blocks, canonical, root_of
 
 
@@ -94,6 +95,16 @@ def _check_params(infos: Infos, group: Mapping[str, Any], optimizer: str) -> Non
             f"lr is on {lr.device}, the parameters are on {sorted(map(str, devices))}; move lr "
             f"there or to the CPU"
         )
+
+
+def check_certify(group: Mapping[str, Any], states: Mapping[Tensor, State]) -> None:
+    """Check that certify has not changed since the states of a group were created."""
+    for state in map(states.get, group["params"]):
+        if state and "total" in state and group["certify"] != ("ledger.played" in state):
+            raise ValueError(
+                f"certify was set to {group['certify']} during the run, and its regret would lack "
+                f"steps; pass certify={group['certify']} when the group is added"
+            )
 
 
 def warn_of_equal_rates(groups: Sequence[Mapping[str, Any]], infos: Infos) -> bool:
