@@ -107,7 +107,9 @@ def bounded_and_large(optimizer, p):
     line.fill_(math.sqrt(0.7 * most / len(line)))
 
 
-HALF = (torch.float16,)
+HALF, F32, F64 = (torch.float16,), (torch.float32,), (torch.float64,)
+MUON, BF16 = (nucleon.Muon,), {"momentum_dtype": torch.bfloat16}
+BESIDE = {"needs_gram": True, "weights_alone": True}
 FAULTS: dict[str, Fault] = {
     "first entry nan": Fault(entry(math.nan, 0), dtypes=(*Fault.dtypes, *HALF)),
     "last entry inf": Fault(entry(math.inf, -1), dtypes=(*Fault.dtypes, *HALF)),
@@ -120,27 +122,14 @@ FAULTS: dict[str, Fault] = {
     "Λ overflows by gradient_bound": Fault(
         bounded_and_large, {"gradient_bound": 1.0}, needs_gram=True
     ),
-    "the Nesterov sum overflows": Fault(times_max(0.6), {"nesterov": True}, only=(nucleon.Muon,)),
-    "bf16 cannot hold Ĝ": Fault(
-        scaled(1e39),
-        {"momentum_dtype": torch.bfloat16},
-        dtypes=(torch.float64,),
-    ),
-    "bf16 rounds Ĝ to inf": Fault(
-        scaled(3.4e38),
-        {"momentum_dtype": torch.bfloat16, "momentum": 0.0},
-        dtypes=(torch.float32,),
-        only=(nucleon.Muon,),
-    ),
+    "the Nesterov sum overflows": Fault(times_max(0.6), {"nesterov": True}, only=MUON),
+    "bf16 cannot hold Ĝ": Fault(scaled(1e39), BF16, dtypes=F64),
+    "bf16 rounds Ĝ to inf": Fault(scaled(3.4e38), BF16 | {"momentum": 0.0}, F32, only=MUON),
     "nan in Ĝ": Fault(edited("total", 1, 2)),
     "inf in Ĝ": Fault(edited("total", 0, 0, value=math.inf)),
     "nan on the diagonal of M̂": Fault(edited("gram", 1, 1), needs_gram=True),
-    "nan beside the diagonal of M̂": Fault(
-        edited("gram", 0, 2), needs_gram=True, weights_alone=True
-    ),
-    "inf beside the diagonal of M̂": Fault(
-        edited("gram", 1, 2, value=math.inf), needs_gram=True, weights_alone=True
-    ),
+    "nan beside the diagonal of M̂": Fault(edited("gram", 0, 2), **BESIDE),
+    "inf beside the diagonal of M̂": Fault(edited("gram", 1, 2, value=math.inf), **BESIDE),
 }
 
 
