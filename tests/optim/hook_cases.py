@@ -137,8 +137,8 @@ def scale(twin):
 # ------------------------------------------------------------------ what is to be true
 
 
-def check_steps(device, method, dtype):
-    run = Run(method, device, dtype)
+def check_steps(device, method, dtype, **options):
+    run = Run(method, device, dtype, **options)
     run.step()
     run.check()
     assert run.engines() == {reference}
@@ -149,10 +149,7 @@ def check_one_rank(device, method, dtype):
     """A direction that placement="owner" does not divide: matrices step as without ranks."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        run = Run(method, device, dtype, placement="owner")
-        run.step()
-        run.check()
-        assert run.engines() == {reference}
+        check_steps(device, method, dtype, placement="owner")
     finally:
         dist.destroy_process_group()
 
