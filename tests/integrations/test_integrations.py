@@ -230,20 +230,6 @@ def trainer(folder, model=None, optimizer=None, **arguments):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_trainer_resumes_from_its_checkpoint(tmp_path):
-    """The optimizer's state goes through the Trainer's own saving and loading."""
-
-    def run(resume=None):
-        built = trainer(tmp_path, save_strategy="steps", save_steps=2)
-        built.train(resume_from_checkpoint=resume)
-        return built.model
-
-    whole = run()
-    resumed = run(resume=str(tmp_path / "checkpoint-2"))
-    assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_a_trainer_evaluates_and_saves_the_average_and_goes_on_from_the_raw_weights(tmp_path):
     def run(resume=None):
         built = trainer(

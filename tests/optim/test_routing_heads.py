@@ -4,7 +4,6 @@ import ast
 import re
 
 import pytest
-import transformers
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -151,15 +150,6 @@ def test_a_head_decides_for_a_layer_that_shares_its_weight():
     assert row.route == "adamw" and "Linear and output head" in row.reason
     rows = nucleon.Leon.for_model(model, overrides={"ctc_head.weight": "matrix"}).explain()
     assert rows["inner.weight"].route == "matrix"
-
-
-def test_language_models_with_another_head_have_both():
-    sizes = {"vocab_size": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    config = transformers.GPT2Config(**sizes, tie_word_embeddings=False, num_labels=3)
-    double = transformers.GPT2DoubleHeadsModel(config)
-    assert heads_of(double) == {"lm_head.weight", "multiple_choice_head.summary.weight"}
-    valued = net(pretrained_model=transformers.GPT2LMHeadModel(config), v_head=linear())
-    assert heads_of(valued) == {"pretrained_model.lm_head.weight", "v_head.weight"}
 
 
 def test_an_adapter_beside_a_head_is_a_matrix():

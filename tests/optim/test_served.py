@@ -112,18 +112,6 @@ def test_a_method_without_the_option_method_is_served_as_by_auto():
     assert method_of(Bare, param, {}) == "bare/half"
 
 
-@pytest.mark.parametrize("to", ["instance", "class", "base"])
-def test_a_hook_that_is_assigned_late_is_not_the_kernels(to, monkeypatch):
-    param = torch.empty(64, 80, device="cuda").requires_grad_()
-    optimizer = type("Late", (nucleon.Leon,), {})([param])
-    target = {"instance": optimizer, "class": type(optimizer), "base": nucleon.Leon}[to]
-    for _ in range(2):  # what is put back is Leon's own
-        assert optimizer.explain().rows[0].optimizer == "leon/half"
-        with monkeypatch.context() as patch:
-            patch.setattr(target, "direction", lambda *given: torch.zeros_like(given[-3]))
-            assert optimizer.explain().rows[0].optimizer == "leon (torch: leon has no kernel)"
-
-
 def test_more_samples_than_fit_are_drawn_one_by_one():
     param = torch.empty(4096, 4096, device="cuda").requires_grad_()
     assert "torch:" not in method_of(nucleon.Pion, param, {"samples": 32})
