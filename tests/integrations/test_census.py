@@ -128,7 +128,7 @@ HEADS = {
     "Data2VecVisionForSemanticSegmentation": ["decode_head.classifier"],
     "DistilBertForSequenceClassification": ["classifier"],
     "FSMTForConditionalGeneration": ["model.decoder.output_projection"],
-    "GPT2DoubleHeadsModel": ["lm_head", "multiple_choice_head.summary"],
+    "GPT2DoubleHeadsModel": ["transformer.wte", "multiple_choice_head.summary"],
     "LwDetrForObjectDetection": ["class_embed", "bbox_embed.layers.2"],
     "ModernBertForSequenceClassification": ["classifier"],
     "ModernBertForTokenClassification": ["classifier"],
