@@ -50,9 +50,9 @@ def summary(results: list[Result], key: str) -> str:
         peer, least = fastest(times)
         leon, muon, torchs = (times.get(name, math.nan) for name in ("Leon", "Muon", "torch Muon"))
         values = (leon, muon, torchs, leon / least, muon / least, leon / torchs)
-        told = [f"{value:.3g}" for value in values[:3]] + [f"{value:.2f}" for value in values[3:]]
-        told.insert(2, f"{least:.3g} ({peer})")
-        rows.append([label(result), *told])
+        cells = [f"{value:.3g}" for value in values[:3]] + [f"{value:.2f}" for value in values[3:]]
+        cells.insert(2, f"{least:.3g} ({peer})")
+        rows.append([label(result), *cells])
     head = ("", "Leon, ms", "Muon, ms", "fastest other, ms", "torch Muon, ms")
     return table((*head, "Leon / fastest", "Muon / fastest", "Leon / torch"), rows)
 
