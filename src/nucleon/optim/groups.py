@@ -41,12 +41,8 @@ def infos(
 ) -> dict[Tensor, ParameterInfo]:
     """Return the facts of the parameters of a group, which will contain each of them once.
 
-    Args:
-        group: a group that torch has read, with "param_names" if its parameters have names.
-        first: index of the first parameter.
-        axes: spec of all of them, or a spec of each.
-        reasons: reasons of their routes, if routing gives them.
-        optimizer: name of the class, for errors.
+    torch has read the group, so its names are in "param_names". `first` is the index of the first
+    parameter, `axes` a spec of all parameters or of each; routing gives the `reasons`.
     """
     names = group.get("param_names") or map(str, itertools.count(first))
     pairs = dict(zip(group["params"], names, strict=False))  # torch has warned of duplicates

@@ -30,16 +30,9 @@ def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple
 
 
 def unknown(parent: nn.Module | None, name: str, rows: int, columns: int) -> dict[str, str] | None:
-    """Return the layouts that a name and a shape allow; None for a single map.
+    """Return the layouts of `parent.name` that its name and shape allow; None for a single map.
 
-    Args:
-        parent: the module that uses the map.
-        name: the name of the map there.
-        rows: the number of outputs.
-        columns: the number of inputs.
-
-    Returns:
-        {meaning: word of the output axis}.
+    They are {meaning: word of the output axis}.
     """
     if rows == getattr(parent, "head_dim", None):  # one head whose keys are its values
         return None

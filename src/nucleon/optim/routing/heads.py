@@ -55,10 +55,7 @@ _SIDES = (
 def output_heads(model: nn.Module, head: Head) -> Mapping[nn.Module, str]:
     """Return the head modules, each with the reason.
 
-    Args:
-        model: the model.
-        head: one or several globs over module names; the head of a container is its last map;
-            "auto" for the rules above, or None for no head.
+    `head` is one or several globs over module names, "auto" for the rules above, or None.
     """
     if head is None:
         return {}

@@ -42,12 +42,7 @@ def routed(
 ) -> Sequence[Parameter]:
     """Return the parameters of a model with their roles; see `MatrixOptimizer.for_model`.
 
-    Args:
-        model: a model; parameters of unknown modules must be overridden.
-        aux: options of the parameters that go to AdamW, except their rate.
-        head: the output head, see `nucleon.optim.routing.heads`.
-        overrides: {glob over parameter names: route or options}, or a function.
-        matrix_options: the options that a matrix may have.
+    Overrides may give `matrix_options` to a matrix.
     """
     parameters = parameters_of(model)
     _apply_overrides(parameters, overrides)
