@@ -206,12 +206,7 @@ class Averaging:
     # ------------------------------------------------------------------ the step
 
     def update(self, states: States, structure: object) -> None:
-        """Average the present weights.
-
-        Args:
-            states: the states of the optimizer.
-            structure: a new object whenever parameters or states have changed.
-        """
+        """Average the present weights; `structure` is another object if states have changed."""
         if self.average is None:
             return
         if structure is not self._known:
