@@ -128,6 +128,15 @@ def test_regret_is_the_sum_of_its_terms_and_each_is_in_its_bound(name, discount,
             assert excess <= 1e-10 + terms.gap, kind
 
 
+def test_a_discount_over_many_rounds_does_not_overflow():
+    options = {"discount": 0.1, "gradient_bound": 1.3}
+    learner, gradients, actions = game("faml", 400, (3, 5), **options)  # 10⁴⁰⁰ between its ends
+    terms = decompose(learner.potential, gradients, actions, **options)
+    assert terms.regret == pytest.approx(learner.ledger.regret().item(), rel=1e-12)
+    assert terms.mismatch.abs() <= 1e-10
+    assert max(terms.excess.values()) <= 1e-10
+
+
 def test_wrong_actions_do_not_pass():
     learner, gradients, actions = game("faml", 12, (3, 5))
     assert decompose(learner.potential, gradients, actions).mismatch.abs() <= 1e-10

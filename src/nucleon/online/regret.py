@@ -206,9 +206,10 @@ def decompose(
 ) -> Decomposition:
     """Return Lemma 3.1's terms of a recorded game, in float64.
 
-    The discounted game is the plain one on γ^{-t}G_t with the bound Gγ^{-(t+1)}, times γ^T. A
-    random potential uses one Z in all rounds: its terms stay within their bounds in the mean, and
-    the actions must come from that Z (FTPL with redraw=False).
+    The discounted game is the plain one on γ^{-t}G_t, times γ^T. Its round t is computed on γ^t of
+    that, which a homogeneous potential allows, so that no number overflows. A random potential uses
+    one Z in all rounds: its terms stay within their bounds in the mean, and the actions must come
+    from that Z (FTPL with redraw=False).
 
     Args:
         potential: Ψ.
@@ -234,12 +235,14 @@ def decompose(
         eta = 1.0 if constants is None else constants.eta
 
     device = gradients.device
-    ages = torch.arange(1, rounds + 1, dtype=torch.float64, device=device)
-    growth = (discount**-ages).reshape(-1, *(1 for _ in batch))  # γ^{-t}
-    gradients = growth[..., None, None] * gradients.double()
-    totals, grams = gradients.cumsum(0), (gradients @ gradients.mT).cumsum(0)
-    bounds = gradient_bound / discount * growth
-    smoothings = moments.smoothing(grams, gradient_bound=bounds, eta=eta)
+    gradients, actions = gradients.double(), actions.double()
+    totals, grams = torch.empty_like(gradients), gradients @ gradients.mT
+    total, gram = torch.zeros_like(gradients[0]), torch.zeros_like(grams[0])
+    for t, gradient in enumerate(gradients):
+        total = totals[t] = moments.accumulate_total(total, gradient, discount)
+        gram = grams[t] = discount**2 * gram + grams[t]
+    smoothings = moments.smoothing(grams, gradient_bound=gradient_bound, eta=eta, discount=discount)
+    steps = gradients[1:] / discount
     games = stream + torch.arange(math.prod(batch), device=device).reshape(batch)
 
     def value(s: Tensor, smoothing: Tensor) -> Tensor:
@@ -252,32 +255,35 @@ def decompose(
         values = value(leaf, smoothings)  # Ψ_t(S_t)
         (slopes,) = torch.autograd.grad(values.sum(), leaf)
     totals, values = totals.detach(), values.detach()
-    ahead = value(totals[1:], smoothings[:-1])  # Ψ_t(S_{t+1})
-    bregman = ahead - values[:-1] - (slopes[:-1] * gradients[1:]).sum((-2, -1))
+    ahead = value(totals[1:] / discount, smoothings[:-1])  # Ψ_t(S_{t+1})
+    bregman = ahead - values[:-1] - (slopes[:-1] * steps).sum((-2, -1))
     bregman_bound = stability_bound = torch.full_like(bregman, torch.inf)
     first_bound = torch.full_like(values[0], torch.inf)
     if constants is not None:
         alpha, beta = constants.alpha, constants.beta
-        bregman_bound = theory.bregman_bound(gradients[1:], smoothings[:-1], beta=beta)
-        stability_bound = theory.stability_bound(smoothings[:-1], smoothings[1:], alpha=alpha)
+        bregman_bound = theory.bregman_bound(steps, smoothings[:-1], beta=beta)
+        after = smoothings[1:] / discount**2
+        stability_bound = theory.stability_bound(smoothings[:-1], after, alpha=alpha)
         start = theory.stability_bound(0 * smoothings[0], smoothings[0], alpha=alpha)
         first_bound = nuclear_norm(gradients[0]) + start
     gap = torch.zeros((), dtype=torch.float64, device=device)
     if isinstance(potential, Regularized):
-        for s, smoothing in ((totals, smoothings), (totals[1:], smoothings[:-1])):
+        for s, smoothing in ((totals, smoothings), (totals[1:] / discount, smoothings[:-1])):
             gap = torch.maximum(gap, potential.solve(s, smoothing).frank_wolfe_gap.amax())
-    best, scale = nuclear_norm(totals[-1]), radius * discount**rounds
-    loss = (gradients * actions).sum((0, -2, -1))
+    best, age = nuclear_norm(totals[-1]), rounds - torch.arange(1, rounds + 1, device=device)
+    weights = radius * discount ** age.double().reshape(-1, *(1 for _ in batch))
+    loss = (weights * (gradients * actions).sum((-2, -1))).sum(0) / radius
+    each, oldest = weights[:-1], radius * discount ** (rounds - 1)
     return Decomposition(
-        regret=discount**rounds * (loss + radius * best),
-        underestimation=scale * (best - values[-1]),
-        bregman=scale * bregman,
-        bregman_bound=scale * bregman_bound,
-        stability=scale * (values[1:] - ahead),
-        stability_bound=scale * stability_bound,
-        first_round=scale * values[0],
-        first_round_bound=scale * first_bound,
-        gap=scale * gap,
+        regret=loss + radius * best,
+        underestimation=radius * (best - values[-1]),
+        bregman=each * bregman,
+        bregman_bound=each * bregman_bound,
+        stability=each * (values[1:] / discount - ahead),
+        stability_bound=each * stability_bound,
+        first_round=oldest * values[0],
+        first_round_bound=oldest * first_bound,
+        gap=radius / discount * gap,
     )
 
 
