@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleon.linalg import nuclear_norm, operator_norm, project_operator_ball
-from nucleon.linalg.norms import operator_norm_bound
+from nucleon.linalg.norms import operator_norm_bound, surely_within
 from strategies import (
     EMPTY,
     F64,
@@ -128,6 +128,18 @@ def test_duality_invariance_and_powers_of_two(shape, k, seed):
         assert abs(operator_norm(moved) - operator) <= slack
     assert nuclear_norm(x * 2.0**k) == nuclear * 2.0**k
     assert operator_norm(x * 2.0**k) == operator * 2.0**k
+
+
+@settings(max_examples=30)
+@given(shape=shapes, k=st.integers(-990, 990), seed=seeds)
+def test_a_norm_is_surely_within_its_limit_or_may_be_above(shape, k, seed):
+    x = times_power_of_two(normal(3, *shape, seed=seed), k)
+    norm = operator_norm(x)
+    assert surely_within(x, norm * (1 + 1e-9)) and surely_within(x, norm.max().item() * 2)
+    assert not surely_within(x, norm)  # too near to tell
+    for limit in (norm[0].item() * (1 - 1e-9), norm * torch.tensor([1.5, 0.5, 1.5]), 0 * norm):
+        assert not surely_within(x[:1] if isinstance(limit, float) else x, limit)
+    assert surely_within(0 * x, 0 * norm)
 
 
 @norms

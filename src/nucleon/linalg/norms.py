@@ -46,6 +46,20 @@ def operator_norm_bound(x: Tensor) -> Tensor:
     return shift(logarithm.exp(), e)[..., 0, 0]
 
 
+def surely_within(x: Tensor, limit: float | Tensor) -> bool:
+    """Return True if every ‖X‖_op is surely at most its limit; unchecked, synchronizes.
+
+    Then I − XXᵀ/limit² has a Cholesky factor. 1e-10 less than I, so that rounding proves nothing
+    wrong: False for a norm this near to its limit too.
+    """
+    x = x.double() if x.shape[-2] <= x.shape[-1] else x.double().mT
+    limit = torch.as_tensor(limit, dtype=x.dtype, device=x.device).clamp_min(1e-300)
+    x = (x / limit[..., None, None]).clamp(-2, 2)  # above 1 anyway, and its square is finite
+    rest = -(x @ x.mT)
+    rest.diagonal(dim1=-2, dim2=-1).add_(1 - 1e-10)
+    return not torch.linalg.cholesky_ex(rest).info.any()
+
+
 def _singular_values(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return singular values of x·2^-e in decreasing order, a 0 for an empty matrix; and e, (…)."""
     if not _checks.matrix("x", x).numel():

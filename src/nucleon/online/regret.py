@@ -9,7 +9,12 @@ from torch import Tensor
 
 from nucleon import _checks, moments
 from nucleon.certificate import PROMISE, forced_regret
-from nucleon.linalg.norms import nuclear_norm, operator_norm, operator_norm_bound
+from nucleon.linalg.norms import (
+    nuclear_norm,
+    operator_norm,
+    operator_norm_bound,
+    surely_within,
+)
 from nucleon.online import theory
 from nucleon.online.potentials import Gaussian, Potential, Regularized
 
@@ -83,7 +88,7 @@ class Ledger:
         bound = loss.abs() + self.radius * total.abs().sum((-2, -1))
         trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
         _checks.finite("the regret and the Gram matrix with this gradient", bound + trace)
-        if not bool((torch.linalg.matrix_norm(gradient) <= self.largest).all()):
+        if not surely_within(gradient, self.largest):
             above = operator_norm if wide.shape[-2] < _DECOMPOSED else operator_norm_bound
             norm = torch.where((gradient != 0).any(-1).any(-1), above(gradient), 0.0)
             self.largest = torch.maximum(self.largest, norm)
@@ -115,11 +120,8 @@ class Ledger:
         self.rounds, self.oblivious = int(tensors["rounds"]), bool(tensors["oblivious"])
 
     def _holds(self, action: Tensor) -> bool:
-        """Return True if every action is certainly in the ball: (1+tol)²D²I − XXᵀ has a factor."""
-        x = action.double() if action.shape[-2] <= action.shape[-1] else action.mT.double()
-        limit, rest = (1 + _promise(action)) * self.radius, -(x @ x.mT)
-        rest.diagonal(dim1=-2, dim2=-1).add_(limit * limit)  # if ∞, then XXᵀ outside is too
-        return not torch.linalg.cholesky_ex(rest).info.any()
+        """Return True if every action is surely in the ball."""
+        return surely_within(action, (1 + _promise(action)) * self.radius)
 
     def _outside(self, action: Tensor) -> Tensor:
         """Return the largest norm outside the ball, with this action."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from nucleon import _checks, moments
 from nucleon.linalg.augmented import AugmentedMethod, augmented_definite
 from nucleon.linalg.kernels import add_to_diagonal
-from nucleon.linalg.norms import nuclear_norm, operator_norm
+from nucleon.linalg.norms import nuclear_norm, operator_norm, surely_within
 from nucleon.linalg.polar import Method as PolarMethod
 from nucleon.linalg.projections import Solver, truncated
 from nucleon.online import theory
@@ -147,8 +147,7 @@ class GBPA(Learner):
     def _within_bound(self, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return G_t, clipped if asked for, the new bound in force, and ‖E_t‖_* above the old."""
         begun = self._begun
-        # ‖G‖_op ≤ ‖G‖_F. Its squares may underflow, which matters only for a level of 0.
-        if bool((begun & (torch.linalg.matrix_norm(gradient) <= self.level)).all()):
+        if bool(begun.all()) and surely_within(gradient, self.level):
             return gradient, self.level, torch.zeros_like(self.excess)
         norm = operator_norm(gradient)
         if self.on_excess == "raise":
@@ -157,11 +156,12 @@ class GBPA(Learner):
         fixed = self.on_excess != "grow" and self.stated_bound is not None
         # The first gradient of a game answers X_1 = 0, so it enters L_1 whole at no extra cost.
         limit = torch.where(begun, self.level, self.level if fixed else norm)
+        level = self.level if fixed else torch.maximum(self.level, norm)
+        if bool((norm <= limit).all()):
+            return gradient, level, torch.zeros_like(self.excess)
         excess = theory.spectral_excess(gradient, limit)
         fed = truncated(gradient, limit.unsqueeze(-1)) if self.on_excess == "clip" else gradient
-        if fixed:
-            return fed, self.level, excess
-        return fed, torch.maximum(self.level, norm), excess
+        return fed, level, excess
 
     def _bounded(self) -> tuple[Tensor, Tensor]:
         return self.level, 2 * self.radius * self.excess

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
-from nucleon.linalg.norms import operator_norm
+from nucleon.linalg.norms import operator_norm, surely_within
 from nucleon.online.regret import Shape, game_shape
 
 TAIL = 3.0
@@ -174,7 +174,7 @@ def gaussian_scale(rows: int, columns: int) -> float:
 
 def clipped(x: Tensor) -> Tensor:
     """Return the matrices x / max(1, ‖x‖_op)."""
-    return x / operator_norm(x).clamp(min=1)[..., None, None]
+    return x if surely_within(x, 1.0) else x / operator_norm(x).clamp(min=1)[..., None, None]
 
 
 def oriented(x: Tensor, shape: Shape) -> Tensor:
