@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.linalg._precision import exact
 from nucleon.linalg._scaling import exponent, shift
 
 
@@ -11,7 +12,7 @@ def operator_norm(x: Tensor) -> Tensor:
     """Return the largest singular value, ‖X‖_op = max σᵢ, of each matrix (…, m, n).
 
     Any representable scale is safe, and a norm above the largest number of the dtype is infinite;
-    half precision is computed in float32. A matrix without entries has norm 0.
+    the singular values are computed in float64. A matrix without entries has norm 0.
     """
     values, e = _singular_values(x)
     return shift(values[..., 0], e).to(x)
@@ -21,7 +22,7 @@ def nuclear_norm(x: Tensor) -> Tensor:
     """Return the sum of the singular values, ‖X‖_* = Σ σᵢ = max_{‖Y‖_op ≤ 1} ⟨X, Y⟩, per matrix.
 
     Any representable scale is safe, and a norm above the largest number of the dtype is infinite;
-    half precision is computed in float32. A matrix without entries has norm 0.
+    the singular values are computed in float64. A matrix without entries has norm 0.
     """
     values, e = _singular_values(x)
     return shift(values.sum(dim=-1), e).to(x)
@@ -64,6 +65,6 @@ def _singular_values(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return singular values of x·2^-e in decreasing order, a 0 for an empty matrix; and e, (…)."""
     if not _checks.matrix("x", x).numel():
         return x.new_zeros(*x.shape[:-2], 1), x.new_zeros(x.shape[:-2])
-    work = _checks.decomposable(x.to(_checks.work_dtype(x.dtype)))
-    e = exponent(work)
-    return torch.linalg.svdvals(shift(work, -e)), e[..., 0, 0]
+    wide = exact(x)
+    e = exponent(wide)
+    return torch.linalg.svdvals(shift(wide, -e)), e[..., 0, 0]
