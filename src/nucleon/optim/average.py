@@ -88,7 +88,7 @@ def get_multi_avg_fn(average: float) -> Callable[[Tensors, Tensors, Tensor | int
             return
         t = torch.as_tensor(num_averaged, device=averaged[0].device) + 1
         part = share(average, t.to(_checks.work_dtype(dtype.to_real()))).to(dtype.to_real())
-        lerp_([*map(_plain, averaged)], [*map(_plain, current)], part)
+        lerp_([*map(shards.real, averaged)], [*map(shards.real, current)], part)
 
     return update
 
@@ -109,7 +109,7 @@ class _Pass:
     def run(self) -> None:
         """Average the weights with the share of the count."""
         part = share(self.average, self.count.to(self.averages[0].dtype))
-        weights = [_plain(param) for param in self.params]
+        weights = [*map(shards.real, self.params)]
         if (table := self._table(weights)) is None:
             lerp_(self.averages, weights, part)
             return
@@ -134,12 +134,6 @@ class _Pass:
             chunks = adamw_kernels.average_table(weights, self.averages).to(first.device)
             self.addresses, self.table = addresses, chunks if alike else None
         return self.table
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """Return the local part of a tensor, as real numbers."""
-    part = shards.local(tensor)
-    return torch.view_as_real(part) if part.is_complex() else part
 
 
 class Averaging:
@@ -223,7 +217,7 @@ class Averaging:
         for param, state in states.items():
             if "average" not in state:
                 continue
-            values = _plain(state["average"])
+            values = shards.real(state["average"])
             state["averaged"] = count = counts.setdefault(values.device, state["averaged"])
             key = values.device, values.dtype, param.dtype
             each = passes.setdefault(key, _Pass(average, count))
@@ -245,12 +239,14 @@ class Averaging:
             undo.callback(setattr, self, "_inside", False)
             undo.callback(_reshard, model)
             _reshard(model)
-            undo.enter_context(
-                swapped(
-                    (shards.local(param), shards.local(state["average"]))
-                    for param, state in self._begun(states).items()
-                )
-            )
+            for param, state in self._begun(states).items():
+                weight, average = (shards.local(x).detach() for x in (param, state["average"]))
+                if weight.dtype == average.dtype:
+                    _exchange(weight, average)
+                    undo.callback(_exchange, weight, average)
+                else:
+                    undo.callback(weight.copy_, weight.clone())
+                    weight.copy_(average)
             yield
 
     def state_dict(self, states: States, model: nn.Module) -> dict[str, Any]:
@@ -272,31 +268,8 @@ class Averaging:
             raise RuntimeError("this optimizer keeps no average; construct it with average=0.1")
 
 
-@contextmanager
-def swapped(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Copy the second of each pair into the first inside a block, and restore the first exactly.
-
-    Meanwhile the first is stored in the memory of the second, or in a copy if their dtypes differ.
-    """
-    with ExitStack() as undo:
-        for weight, average in pairs:
-            if weight.dtype == average.dtype:
-                _exchange(weight, average)
-                undo.callback(_exchange, weight, average)
-            else:
-                undo.callback(_overwrite, weight, weight.detach().clone())
-                _overwrite(weight, average)
-        yield
-
-
-@torch.no_grad()
-def _overwrite(weight: Tensor, value: Tensor) -> None:
-    weight.copy_(value)
-
-
-@torch.no_grad()
 def _exchange(x: Tensor, y: Tensor) -> None:
-    before = x.detach().clone()
+    before = x.clone()
     x.copy_(y)
     y.copy_(before)
 

@@ -73,8 +73,7 @@ class MatrixOptimizer(Optimizer, ABC):
     def __init__(self, params: Any, lr: float | Tensor = options.LR, **given: Any) -> None:
         defaults = self._option_defaults()
         accepted = {"lr", *defaults} - {"route"}
-        if unknown := sorted(given.keys() - accepted):
-            raise options.unknown(type(self).__name__, unknown, accepted)
+        options.check_names(type(self).__name__, given, accepted)
         defaults |= {"lr": lr, "nucleon": f"{self.name}/{state.VERSION}", **given}
         self.infos = {}
         self._averaging = Averaging(defaults.pop("average"), defaults.pop("average_dtype"))
@@ -122,7 +121,7 @@ class MatrixOptimizer(Optimizer, ABC):
         """
         accepted = {"lr", *cls._option_defaults()} - {"route", "axes"}
         every = accepted | {*options.ModelOptions.__annotations__}
-        routing.check_names(f"{cls.__name__}.for_model", kwargs, every)
+        options.check_names(f"{cls.__name__}.for_model", kwargs, every)
         parameters = routing.routed(
             model, aux=aux, head=head, overrides=overrides, matrix_options=accepted
         )
@@ -217,7 +216,7 @@ class MatrixOptimizer(Optimizer, ABC):
         states: dict[Tensor, State] = {}
         for param, owned in placement.kept(group, self.infos):
             present = self.state.get(param)
-            if present is None and (param.requires_grad or param.grad is not None):
+            if present is None and _may_have_gradient(param):
                 states[param] = self._new_state(group, param, owned)
             elif present and not state.fits(present, param, group):
                 template, name = self._new_state(group, param, owned), self.infos[param].name

@@ -81,11 +81,10 @@ class Muon(MatrixOptimizer):
 
 def polar_direction(total: Tensor, group: Mapping[str, Any]) -> Tensor:
     """Return polar(S) by the fixed-step method of a group."""
-    m, n = total.shape[-2:]
-    asked, iterations = group.get("method", "auto"), group["iterations"]
+    (m, n), iterations = total.shape[-2:], group["iterations"]
     if group.get("coefficients") is not None:
         return polar_polynomial(total, custom(group["coefficients"], iterations))
-    method = method_for(asked, iterations, m, n, total.device, total.dtype)
+    method = method_for(group.get("method", "auto"), iterations, m, n, total.device, total.dtype)
     if method == "svd":
         return polar_svd(total)
     quintics = polynomials(method, iterations)

@@ -313,10 +313,10 @@ HINTS = {
 """The option to write for one of AdamW or of other Muons."""
 
 
-def unknown(of: str, names: Collection[str], options: Collection[str], more: str = "") -> TypeError:
-    """Return the error on unknown options of `of`, with the option to write for each."""
-    remedies: list[str] = []
-    for name in names:
+def check_names(of: str, names: Collection[str], options: Collection[str], more: str = "") -> None:
+    """Raise on unknown options of `of`, with the option to write for each."""
+    unknown, remedies = sorted({*names}.difference(options)), list[str]()
+    for name in unknown:
         near = difflib.get_close_matches(name, options, n=1)
         if name in ModelOptions.__annotations__:
             remedies.append(f"{name!r}: it is an argument of for_model, which takes a model")
@@ -324,8 +324,9 @@ def unknown(of: str, names: Collection[str], options: Collection[str], more: str
             remedies.append(f"{name!r}: write {HINTS[name]}")
         elif near:
             remedies.append(f"{name!r}: did you mean {near[0]!r}?")
-    return TypeError(
-        f"{of} has no option {', '.join(map(repr, names))}"
-        + (f" ({'; '.join(remedies)})" if remedies else "")
-        + f"; its options are {', '.join(sorted(options))}{more}"
-    )
+    if unknown:
+        raise TypeError(
+            f"{of} has no option {', '.join(map(repr, unknown))}"
+            + (f" ({'; '.join(remedies)})" if remedies else "")
+            + f"; its options are {', '.join(sorted(options))}{more}"
+        )

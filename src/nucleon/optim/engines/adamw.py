@@ -53,17 +53,17 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     if not active:
         return
     params, states = zip(*active, strict=True)
-    dtype = _checks.work_dtype(_held(params[0]).dtype)
+    dtype = _checks.work_dtype(shards.real(params[0]).dtype)
     beta1, beta2 = group["betas"]
     wide = widest(params[0].device)
     lr = group["lr"].reshape(()).to(wide) if isinstance(group["lr"], Tensor) else group["lr"]
+    weights = [*map(shards.real, params)]
     gradients = [
-        torch.zeros_like(_held(p), dtype=dtype) if p.grad is None else _held(p.grad).to(dtype)
-        for p in params
+        torch.zeros_like(w, dtype=dtype) if p.grad is None else shards.real(p.grad).to(dtype)
+        for w, p in zip(weights, params, strict=True)
     ]
     present, finite = _flags(params, gradients)
-    params = [_held(p) for p in params]
-    first, second = ([_held(s[k]) for s in states] for k in ("exp_avg", "exp_avg_sq"))
+    first, second = ([shards.real(s[k]) for s in states] for k in ("exp_avg", "exp_avg_sq"))
 
     # Skipping is arithmetic, not a branch: rates of −0 and 1 change nothing, not even a −0, since
     # −0 + −0 = −0 but −0 + 0 = 0. On a CPU a step that skips none needs no masks.
@@ -95,18 +95,12 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     if masks is not None:
         change = [torch.where(ok, c, -0.0) for ok, c in zip(masks, change, strict=True)]
 
-    weights = [p.to(dtype) for p in params]  # copies only of half-precision parameters
+    moved = [weight.to(dtype) for weight in weights]  # copies only of half-precision weights
     if group["weight_decay"]:
-        torch._foreach_mul_(weights, factors(1 - lr * group["weight_decay"], 1.0))
-    torch._foreach_add_(weights, change)
-    if any(weight is not p for weight, p in zip(weights, params, strict=True)):
-        torch._foreach_copy_(params, weights)
-
-
-def _held(tensor: Tensor) -> Tensor:
-    """Return the local part of a tensor, as real numbers."""
-    part = shards.local(tensor)
-    return torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
+        torch._foreach_mul_(moved, factors(1 - lr * group["weight_decay"], 1.0))
+    torch._foreach_add_(moved, change)
+    if moved[0] is not weights[0]:
+        torch._foreach_copy_(weights, moved)
 
 
 def _complement(beta: float, step: Tensor) -> Tensor:

@@ -33,13 +33,19 @@ class Shards:
 
 
 def sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Return whether a tensor is a DTensor."""
+    """Return True if a tensor is a DTensor."""
     return hasattr(tensor, "device_mesh")
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor on this rank, to be read and written."""
     return tensor._local_tensor if sharded(tensor) else tensor
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor on this rank, a complex one as pairs of real numbers."""
+    part = local(tensor)
+    return torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -63,14 +63,14 @@ def routed(
         problems.append(_unknown(unknown, parameters))
     if problems:
         raise ValueError("\n".join(problems))
-    check_names("aux", aux or {}, OF_ADAMW - {"lr"}, "; its lr is aux_lr")
+    options.check_names("aux", aux or {}, OF_ADAMW - {"lr"}, "; its lr is aux_lr")
     for parameter in parameters:
         if parameter.role.route != "frozen":
             allowed = OF_ADAMW if parameter.role.route == "adamw" else matrix_options
             if not parameter.param.requires_grad:  # frozen parameters never raise
                 parameter.options = {k: x for k, x in parameter.options.items() if k in allowed}
             more = "; an override has route and axes too"
-            check_names(parameter.name, parameter.options, allowed, more)
+            options.check_names(parameter.name, parameter.options, allowed, more)
     if ambiguous := [p for p in parameters if p.role.layouts is not None and p.may_warn]:
         warn(_ambiguous(ambiguous, parameters))
     if head == "auto" and not heads and (last := last_map(model)) is not None:
@@ -139,12 +139,6 @@ def param_groups(
     matrix_options = {"lr", *options.SHARED, *options.OWN_OPTIONS} - {"route", "axes"}
     every = routed(model, aux=aux, head=head, overrides=overrides, matrix_options=matrix_options)
     return groups(every, {} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
-
-
-def check_names(of: str, options_of: Mapping[str, Any], names: set[str], more: str = "") -> None:
-    """Check that the options of `of` are known."""
-    if unknown := sorted(set(options_of) - names):
-        raise options.unknown(of, unknown, names, more)
 
 
 # ------------------------------------------------------------------------- overrides

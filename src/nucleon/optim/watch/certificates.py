@@ -23,12 +23,13 @@ def collect(optimizer: HasDirection) -> dict[str, Certificate]:
     """Return the certificate of each parameter with certify=True, by its name; synchronizes."""
     groups, states, infos = optimizer.param_groups, optimizer.state, optimizer.infos
     mine = {
-        infos[param].name: _certificate(optimizer, states[param], group, blocks(param, spec))
+        infos[param].name: _certificate(
+            optimizer, states[param], group, blocks(param, infos[param].axes)
+        )
         for group in groups
         if group["certify"] and group["route"] == "matrix"
         for param in group["params"]
         if param.numel() and "ledger.played" in states.get(param, {})
-        for spec in [infos[param].axes]
     }
     return placement.merged(mine, groups, "certificates")
 

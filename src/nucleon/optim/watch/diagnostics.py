@@ -28,7 +28,6 @@ def collect(
     """Measure the quantities of `MatrixOptimizer.diagnostics` and read them at once."""
     groups, infos = optimizer.param_groups, optimizer.infos
     keys: list[str] = []
-    factors: list[float] = []
     tables: list[Tensor] = []
     weights = _weight_norms(groups, infos)
     for work in works:
@@ -38,18 +37,17 @@ def collect(
         norms = stack.gather_own(weights[p] for p in stack.params).to(total.dtype)
         skipped = stack.gather_own(s["skipped"] for s in work.states)
         with exact_products(total.device):
-            table = _measure(total, smoothing, direction, norms, options.group["lr"], skipped)
+            rate = options.group["lr"] * options[stack.kind].scale
+            table = _measure(total, smoothing, direction, norms, rate, skipped)
         tables.append(table.flatten())
-        scale = options[stack.kind].scale
         for piece in stack.pieces:
             for matrix in piece.names(infos[piece.param].name):
                 keys += [f"{optimizer.name}/{matrix}/{quantity}" for quantity in QUANTITIES]
-                factors += [scale if q == "update_ratio" else 1.0 for q in QUANTITIES]
     values: list[float] = []
     if tables:
         values = torch.cat([t.to(tables[0].device) for t in tables]).tolist()
-    mine = {key: value * f for key, value, f in zip(keys, values, factors, strict=True)}
-    return placement.merged(mine, groups, "figures of the matrices")
+    mine = dict(zip(keys, values, strict=True))
+    return placement.merged(mine, groups, "diagnostics")
 
 
 def _weight_norms(groups: Sequence[Mapping[str, Any]], infos: Infos) -> dict[Tensor, Tensor]:
@@ -67,10 +65,10 @@ def _measure(
     smoothing: Tensor,
     direction: Tensor,
     weight_norms: Tensor,
-    lr: float | Tensor,
+    rate: float | Tensor,
     skipped: Tensor,
 ) -> Tensor:
-    """Return a table (b, 5) with the columns QUANTITIES, the update ratio without `scale`."""
+    """Return a table (b, 5) with the columns QUANTITIES; `rate` is lr·scale."""
     muon = polar_polynomial(total, coefficients.contracted(coefficients.polar_express(1e-4, 8)))
     size = total.abs().amax(dim=(-2, -1))
     diagonal = smoothing.diagonal(dim1=-2, dim2=-1) if smoothing.numel() else total[..., :0, 0]
@@ -84,7 +82,7 @@ def _measure(
         operator_norm_bound(direction),
         _ratio(noise, signal + noise),
         _ratio((direction * muon).sum(dim=(-2, -1)), length * rest.frobenius(muon)),
-        (lr.reshape(()) if isinstance(lr, Tensor) else lr) * _ratio(length, weight_norms),
+        (rate.reshape(()) if isinstance(rate, Tensor) else rate) * _ratio(length, weight_norms),
         skipped.to(total.dtype),
     )
     return torch.stack(columns, dim=1)

@@ -27,8 +27,7 @@ def exchanges(group: Mapping[str, Any]) -> bool:
     """Return True if a step of a group communicates with other ranks."""
     if world(group["params"]) == (0,):
         return False
-    sharded = any(map(shards.sharded, group["params"]))
-    return bool(owned(group) or sharded)
+    return owned(group) or any(map(shards.sharded, group["params"]))
 
 
 def check_start(groups: Groups, infos: Infos, options: Sequence[str]) -> None:
