@@ -10,15 +10,15 @@ SLACK = 8  # for a busy machine
 
 W = "w (4, {}) torch.float32, axes {}"
 DIFFERENCES = {  # of which parameter or option; the usual, and what a rank has instead
-    "shape": ("parameter 0 of group 0", W.format(5, "default"), W.format(7, "default")),
+    "shape": ("parameter 0 of group 0", W.format(5, "r c"), W.format(7, "default")),
     "name": (
         "parameter 0 of group 0",
-        W.format(5, "default"),
-        W.format(5, "default").replace("w", "v"),
+        W.format(5, "r c"),
+        W.format(5, "r c").replace("w", "v"),
     ),
-    "axes": ("parameter 0 of group 0", W.format(5, "default"), W.format(5, "c r")),
+    "axes": ("parameter 0 of group 0", W.format(5, "r c"), W.format(5, "c r")),
     "lr": ("lr of group 0", "0.1", "0.2"),
-    "group": ("parameter 0 of group 1", "none", "more (2, 3) torch.float32, axes default"),
+    "group": ("parameter 0 of group 1", "none", "more (2, 3) torch.float32, axes r c"),
 }
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nucleon import _checks
 from nucleon.optim.engines.work import State
+from nucleon.optim.matrices.axes import default
 from nucleon.optim.matrices.parameters import Infos, ParameterInfo, blocks, canonical, root_of
 
 
@@ -55,10 +56,12 @@ def infos(
     reasons = reasons or ["as given"] * len(pairs)
     if len(specs) != len(pairs):
         raise ValueError(f"axes has {len(specs)} specs for {len(pairs)} parameters; pass one each")
-    infos = {
-        param: ParameterInfo(canonical(name, root), first + i, specs[i], reasons[i], group["lr"])
-        for i, (param, name) in enumerate(pairs.items())
-    }
+    infos: dict[Tensor, ParameterInfo] = {}
+    for i, (param, name) in enumerate(pairs.items()):
+        spec = specs[i] or default(param.ndim)
+        infos[param] = ParameterInfo(
+            canonical(name, root), first + i, spec, reasons[i], group["lr"]
+        )
     _check_params(infos, group, optimizer)
     return infos
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.work import State
-from nucleon.optim.matrices import axes, shards, stacks
+from nucleon.optim.matrices import shards, stacks
 from nucleon.optim.matrices.parameters import (
     Infos,
     ParameterInfo,
@@ -58,7 +58,7 @@ def new_matrix_state(
         if step is None
         else step.to(device, copy=True),
         "stream": matrices + number(info) * SLICES,
-        "axes": encoded(info.axes or axes.default(param.ndim) or "").to(device),
+        "axes": encoded(info.axes or "").to(device),
     }
     if not owned:
         return state
@@ -207,7 +207,7 @@ def _check_axes(
     aligned: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], infos: Infos
 ) -> None:
     """Raise if saved axes are others, with the overrides that restore them."""
-    now = {info.name: info.axes or axes.default(p.ndim) or "" for p, info in infos.items()}
+    now = {info.name: info.axes or "" for info in infos.values()}
     differ: dict[str, str] = {}
     for saved, group in zip(aligned["param_groups"], groups, strict=True):
         for key, param in zip(saved["params"], group["params"], strict=True):

@@ -23,7 +23,7 @@ class ParameterInfo:
     index: int
     """Index over all groups, at the time when it was added."""
     axes: str | None = None
-    """Spec of rows, columns and batch; None is the default of its dimension."""
+    """Spec of rows, columns and batch; None for a dimension without a default."""
     reason: str = "as given"
     """Reason of its route."""
     first_rate: float | Tensor = 0.0

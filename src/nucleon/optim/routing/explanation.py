@@ -11,7 +11,6 @@ from nucleon.linalg.coefficients import custom, largest
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
 from nucleon.optim.engines.work import HasDirection, facts_of
-from nucleon.optim.matrices import axes
 from nucleon.optim.matrices.parameters import blocks
 from nucleon.optim.polar_methods import chosen_method
 from nucleon.optim.routing.places import Parameter
@@ -101,8 +100,7 @@ def rows(optimizer: HasDirection) -> list[ParameterRow]:
     for group in optimizer.param_groups:
         for param in group["params"]:
             info, state = optimizer.infos[param], optimizer.state.get(param, {}).values()
-            spec = info.axes or axes.default(param.ndim)
-            spec = spec if group["route"] == "matrix" else None
+            spec = info.axes if group["route"] == "matrix" else None
             rows.append(
                 ParameterRow(
                     name=info.name,

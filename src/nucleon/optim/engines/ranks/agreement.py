@@ -88,10 +88,9 @@ def _description(groups: Groups, infos: Infos, options: Sequence[str]) -> dict[s
     facts: dict[str, str] = {}
     for index, group in enumerate(groups):
         for place, param in enumerate(group["params"]):
-            name, axes = infos[param].name, infos[param].axes or "default"
-            facts[f"parameter {place} of group {index}"] = (
-                f"{name} {tuple(param.shape)} {param.dtype}, axes {axes}"
-            )
+            info, shape = infos[param], tuple(param.shape)
+            fact = f"{info.name} {shape} {param.dtype}, axes {info.axes}"
+            facts[f"parameter {place} of group {index}"] = fact
     for index, group in enumerate(groups):
         for option in options:
             if option in group:
