@@ -10,7 +10,7 @@ SLACK = 8  # for a busy machine
 
 W = "w (4, {}) torch.float32, axes {}"
 DIFFERENCES = {  # of which parameter or option; the usual, and what a rank has instead
-    "shape": ("parameter 0 of group 0", W.format(5, "r c"), W.format(7, "default")),
+    "shape": ("parameter 0 of group 0", W.format(5, "r c"), W.format(7, "r c")),
     "name": (
         "parameter 0 of group 0",
         W.format(5, "r c"),
