@@ -25,7 +25,10 @@ def attach(
         module = f"{package}.{source.get(name, name)}"
         if find_spec(module) is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = import_module(module)
+        try:
+            value = import_module(module)
+        except AttributeError as error:  # `from package import name` would hide it
+            raise ImportError(f"{module} cannot be imported: {error}") from error
         value = getattr(value, name) if name in source else value
         setattr(sys.modules[package], name, value)
         return value

@@ -262,3 +262,9 @@ def test_wrong_constants_are_noticed(alpha, beta, missed, monkeypatch):
     rows = Rows([Row(potential="Hyperbolic", shape=(2, 5), search=search)])
     checks = prop_admissibility.constants_checks(rows)
     assert missed in {check.name for check in checks if not check.passed}
+
+
+def test_an_item_of_another_kind_is_refused():
+    claim = Claim("odd", *["x"] * 4, lambda run: iter([iter([])]), (0, 0))
+    with pytest.raises(TypeError, match="yield from"):
+        claim.run(Settings())

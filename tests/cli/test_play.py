@@ -84,7 +84,7 @@ def test_vector_learners_and_a_recording(play, tmp_path):
     [
         (["fmal"], ["no learner 'fmal'", "did you mean faml?", "module:Class"]),
         (["faml", "--stream", "altern"], ["no stream 'altern'", "hint:"]),
-        (["faml:bogus=1"], ["bogus", "nucleon list learners"]),
+        (["faml:bogus=1"], ["no option bogus", "gradient_bound"]),
         (["faml:bogus"], ["an option of faml is 'bogus'", "faml:option=value"]),
         (["faml", "--stream", "low-rank:rank=99"], ["rank", "nucleon list streams"]),
         (["faml", "--shape", "8"], ["--shape is '8'", "as 8x16"]),

@@ -93,8 +93,9 @@ def main(names: list[str]) -> int:
     first = names[:1] == ["--first"]
     names = names[first:]
     unknown = set(names) - {f.name for f in FAULTS}
+    unknown |= {claim for f in FAULTS for claim in f.claims} - set(CLAIMS)
     if unknown:
-        print(f"no fault is called {', '.join(sorted(unknown))}", file=sys.stderr)
+        print(f"no fault or claim is called {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)  # the processes share the cores
     begun, seen, wrong = time.perf_counter(), set[str](), 0

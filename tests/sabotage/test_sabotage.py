@@ -56,4 +56,4 @@ def test_neither_a_crash_nor_a_failure_without_a_fault_passes():
 
 def test_an_unknown_fault_is_told(capsys):
     assert sabotage.main(["no such fault"]) == 2
-    assert "no fault is called no such fault" in capsys.readouterr().err
+    assert "no fault or claim is called no such fault" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The claims of the paper, one file each, named like its id.
+"""The claims of the paper and our own, one file each, named like its id.
 
 Imports from the whole library but `report` and `cli`.
 """

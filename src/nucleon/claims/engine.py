@@ -349,6 +349,10 @@ class Claim:
         finally:
             torch.set_num_threads(threads)
 
+        for item in items:
+            if not isinstance(item, Item):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{self.id} yields {item!r}; write `yield from` for several items")
+
         def of(kind: type[ItemT]) -> tuple[ItemT, ...]:
             return tuple(item for item in items if isinstance(item, kind))
 

@@ -248,6 +248,9 @@ def _constructed(
     typed = {name for kind in rest for kinds in get_args(kind) for name in kinds.__annotations__}
     untyped = set(shared) - {"seed"} if rest and not typed else set[str]()
     accepted = {*parameters, *typed, *untyped}
+    if (typed or not rest) and (strange := sorted(options.keys() - accepted)):
+        known = sorted(accepted - {"shape", "options"})
+        raise CommandError(f"{words}: no option {strange[0]}", f"options: {', '.join(known)}")
     kinds = (ValueError, TypeError, OSError)
     with hinting(f"see `nucleon list {category}s`", kinds, before=f"{words}: "):
         return constructor(**{**{k: v for k, v in shared.items() if k in accepted}, **options})

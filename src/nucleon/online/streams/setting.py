@@ -105,7 +105,11 @@ class Setting:
         oblivious: bool = True,
         rounds: int | None = None,
     ) -> Generated:
-        """Return the stream of gradients `unit` of norm ≤ 1; `exact` if they need no rounding."""
+        """Return the stream of gradients `unit` of norm ≤ 1, a float64 stack (b, short, long).
+
+        Their norm is at most G, and eps·√m below it (2 % in bfloat16 at 8 rows) unless `exact`, for
+        gradients whose entries times G need no rounding. Tall shapes are transposed afterwards.
+        """
         # Rounding moves each entry by eps/2 of itself, the norm by eps·√short/2, and as much again
         # covers entries that become subnormal.
         slack = torch.finfo(self.dtype).eps * math.sqrt(self.short) + self.long * ROUNDING
