@@ -14,13 +14,13 @@ from torch import Tensor
 
 FULL_DTYPES = (torch.float32, torch.float64)
 HALF_DTYPES = (torch.float16, torch.bfloat16)
+REAL_DTYPES = FULL_DTYPES + HALF_DTYPES
 COMPLETE = ("cpu", "cuda", "meta")
 """Devices, ROCm's among them, that have float64, decompositions and `frexp`; others may not."""
-REAL_DTYPES = FULL_DTYPES + HALF_DTYPES
 
 ROUNDING = 32
-"""A sum of Gram matrices may have eigenvalues down to −ROUNDING·eps·‖A‖_F by rounding alone: twenty
-thousand rank-one rounds in float32 leave half of that."""
+"""A sum A of Gram matrices may have eigenvalues down to −ROUNDING·eps·‖A‖_F by rounding alone;
+after twenty thousand rank-one rounds in float32 half of that was seen."""
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -50,7 +50,7 @@ def matrix(name: str, value: object, *, dtypes: Sequence[torch.dtype] = REAL_DTY
 
 
 def symmetric(name: str, value: object, *, size: int | None = None, side: str = "rows") -> Tensor:
-    """Return `value` if it is a finite symmetric matrix (…, m, m), of that size if not None."""
+    """Return `value` if it is a finite symmetric matrix (…, m, m), with m = `size` if given."""
     tensor = matrix(name, value)
     rows, columns = tensor.shape[-2:]
     if rows != columns:

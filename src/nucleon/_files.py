@@ -52,9 +52,7 @@ def digest(content: bytes) -> str:
 def to_json(value: object, indent: int | None = None) -> str:
     """Return plain values as JSON; "nan", "inf" and "-inf" stand for numbers that JSON lacks.
 
-    Args:
-        value: of plain types.
-        indent: spaces per level; None is one line.
+    `indent` is the number of spaces per level; None is one line.
     """
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
 

@@ -1,8 +1,8 @@
 """A regret beside its bound: the certificate, and the bound of Theorem 3.2 with its constants.
 
 Learners and optimizers share it. Throughout, `gram` is M̂_T = Σ γ^{2(T-t)} G_tG_tᵀ on the short
-side, (…, m, m), and a bound has the batch's shape: one on Σ γ^{T-t}⟨G_t, X_t⟩ + D‖Ĝ_T‖_*. It is γ^T
-times the plain bound on the stream γ^{-t}G_t, whose gradient bound grows as Gγ^{-(t+1)}.
+side, (…, m, m), and a bound, of the batch's shape, is on the regret Σ γ^{T-t}⟨G_t, X_t⟩ + D‖Ĝ_T‖_*:
+γ^T times the plain bound on the stream γ^{-t}G_t, whose gradient bound grows as Gγ^{-(t+1)}.
 
 The proof of Theorem 3.2 uses G only through L_{t+1} ⪰ L_t and L_t² = G²I + M_t ⪰ M_{t+1}, t ≥ 1.
 So G may grow, as long as G_t ≥ ‖G_{t+1}‖_op; the bound then holds with the last one.
@@ -63,7 +63,7 @@ def gbpa_bound(
     eta: float | None = None,
     excess: Real = 0.0,
 ) -> Tensor:
-    """Return regret of GBPA with an (α, β)-admissible smoothing (Theorem 3.2).
+    """Bound the regret of GBPA with an (α, β)-admissible smoothing (Theorem 3.2).
 
     Reg_T ≤ D((βη + α/η) Tr√(G²γ^{-2}I + M̂_T) + (1 − βη) γ^{T-1}‖G_1‖_* + 2·excess)
 

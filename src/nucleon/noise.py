@@ -35,7 +35,7 @@ class Distribution:
     it can be compiled or captured in a CUDA graph.
 
     Args:
-        number: of the distribution.
+        number: first word of the key, another for each distribution.
         values: maps random int32 words, converted to floats, to as many values; may overwrite them.
     """
 

@@ -22,9 +22,8 @@ def exact(x: Tensor) -> Tensor:
     return _checks.decomposable(x).double()
 
 
-Setting = tuple[Any, str, Sequence[object]]
-"""A backend of torch, the name of a setting, and the values that will do."""
-_SETTINGS: tuple[Setting, ...] = (
+# A backend of torch, the name of a setting, and the values that will do.
+_SETTINGS: tuple[tuple[Any, str, Sequence[object]], ...] = (
     (torch.backends.cuda.matmul, "fp32_precision", ("ieee", "none")),
     (torch.backends.mkldnn.matmul, "fp32_precision", ("ieee", "none")),  # pyright: ignore[reportAttributeAccessIssue]
     (torch.backends.cuda.matmul, "allow_fp16_accumulation", (False,)),
@@ -38,14 +37,14 @@ def full_float32() -> Iterator[None]:
     A Gram matrix rounded to ten bits is not positive semidefinite, and the iterations amplify its
     errors.
     """
-    values = [getattr(backend, name) for backend, name, _ in _SETTINGS]
-    changed = [(x, *at) for x, at in zip(values, _SETTINGS, strict=True) if x not in at[2]]
-    for _, backend, name, good in changed:
+    settings = ((*at, getattr(*at[:2])) for at in _SETTINGS)
+    changed = [at for at in settings if at[3] not in at[2]]
+    for backend, name, good, _ in changed:
         setattr(backend, name, good[0])
     try:
         yield
     finally:
-        for value, backend, name, _ in changed:
+        for backend, name, _, value in changed:
             setattr(backend, name, value)
 
 
@@ -90,7 +89,7 @@ def check_method(
 
 @lru_cache
 def floor(dtype: torch.dtype) -> float:
-    """Return the relative floor δ/‖A‖_F of the coupled iteration, which rounding may take from A.
+    """Return δ/‖A‖_F of the coupled iteration, as much as rounding may take from A.
 
     It keeps every eigenvalue of A + δI positive, and so the iteration bounded.
     """

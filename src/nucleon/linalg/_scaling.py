@@ -6,7 +6,7 @@ from torch import Tensor
 from nucleon import _checks
 
 REMAINDER_SCALE = 2048.0
-"""Factor on a stored remainder of float16: 2¹¹, as it is that much smaller and may be subnormal."""
+"""Factor on a stored remainder of float16, 2¹¹ times smaller than its number: else subnormal."""
 
 
 def exponent(x: Tensor) -> Tensor:

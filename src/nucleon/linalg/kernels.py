@@ -1,4 +1,4 @@
-"""The products that the iterations are made of, fused where torch can; no sync."""
+"""Products of the iterations, fused where torch can; none synchronizes."""
 
 import importlib.util
 from functools import cache
@@ -78,7 +78,7 @@ def raised(a: Tensor, share: float) -> Tensor:
 
 
 def symmetric_product(a: Tensor, b: Tensor, addend: Tensor | None = None, **terms: Any) -> Tensor:
-    """Return αs^p ABᵀ + βs^q C + δI alone, see `symmetric_pair`."""
+    """Return the first of `symmetric_pair`, αs^p ABᵀ + βs^q C + δI."""
     return symmetric_pair(a, b, addend, **terms, kind="")[0]
 
 
@@ -155,13 +155,13 @@ def scaled_half(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _launches(x: Tensor) -> bool:
-    """Return whether Triton kernels compute with a tensor."""
+    """Return True if Triton kernels compute with a tensor."""
     return x.numel() > 0 and x.is_cuda and triton_works()
 
 
 @cache
 def triton_works() -> bool:
-    """Return whether Triton is installed and compiles half-precision products for the GPU."""
+    """Return True if Triton is installed and compiles half-precision products for the GPU."""
     if importlib.util.find_spec("triton") is None or torch.version.hip is not None:
         return False
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)

@@ -50,12 +50,14 @@ def operator_norm_bound(x: Tensor) -> Tensor:
 def surely_within(x: Tensor, limit: float | Tensor) -> bool:
     """Return True if every ‖X‖_op is surely at most its limit; unchecked, synchronizes.
 
-    Then I − XXᵀ/limit² has a Cholesky factor. 1e-10 less than I, so that rounding proves nothing
-    wrong: False for a norm this near to its limit too.
+    Then ‖X‖_F is within the limit too, or I − XXᵀ/limit² has a Cholesky factor. Rounding gets room
+    of 1e-10: a norm that near to its limit returns False.
     """
     x = x.double() if x.shape[-2] <= x.shape[-1] else x.double().mT
     limit = torch.as_tensor(limit, dtype=x.dtype, device=x.device).clamp_min(1e-300)
     x = (x / limit[..., None, None]).clamp(-2, 2)  # above 1 anyway, and its square is finite
+    if bool((torch.linalg.matrix_norm(x) < 1 - 1e-10).all()):
+        return True
     rest = -(x @ x.mT)
     rest.diagonal(dim1=-2, dim2=-1).add_(1 - 1e-10)
     return not torch.linalg.cholesky_ex(rest).info.any()

@@ -60,7 +60,7 @@ def polar(
             the entries of S can move a singular value; √eps for the others, or with `steps` the
             least that so many take to 0.99: five steps of "polar-express" reach σ = 3.2e-3·‖S‖_F.
         coefficients: triples (a, b, c) in the place of a method: X ← aX + bXXᵀX + c(XXᵀ)²X, one a
-            step, from X = S/‖S‖_F; up to `steps` the last is repeated. Nothing keeps P in the ball:
+            step, from X = S/‖S‖_F; the last is repeated up to `steps`. Nothing keeps P in the ball:
             ‖P‖_op is at most `nucleon.linalg.coefficients.largest(coefficients)`, 1.203 for five
             times (3.4445, -4.7750, 2.0315), the triple of `torch.optim.Muon`.
     """

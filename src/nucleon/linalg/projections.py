@@ -49,7 +49,7 @@ def clip(x: Tensor, radius: float = 1.0) -> Tensor:
 
     It is X − U(1 − radius/Σ)₊UᵀX by the eigenvectors of the Gram matrix where those are exact.
     """
-    norm = torch.linalg.matrix_norm(x)
+    norm = matrix_norm(x)
     moderate = 2.0**-400 <= radius <= 2.0**400  # the squares are far from the ends of the range
     if moderate and bool((norm <= radius).all()):
         return x

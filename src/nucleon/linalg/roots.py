@@ -88,7 +88,7 @@ def coupled_inverse_sqrt(a: Tensor, steps: int) -> Tensor:
 
 
 def cholesky_root(smoothing: Tensor, jitter: float | None = None) -> tuple[Tensor, Tensor]:
-    """Return the triangular L with LLᵀ = Λ + δ·diag Λ, and where that failed; no sync.
+    """Return the triangular L with LLᵀ = Λ + δ·diag Λ, and a mask of failures; no sync.
 
     The jitter δ, 8m·eps unless given, is relative to each row's own diagonal entry: a singular Λ
     has a factor, rows of any scale keep their digits, and Λ = 0 gives L = 0. Where Λ is indefinite
@@ -109,6 +109,6 @@ def cholesky_root(smoothing: Tensor, jitter: float | None = None) -> tuple[Tenso
 
 
 def psd_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues, those below 0 by rounding set to 0, and eigenvectors; unchecked."""
+    """Return eigenvalues, clipped at 0, and eigenvectors; unchecked."""
     values, vectors = torch.linalg.eigh(a)
     return values.clamp_min(0), vectors

@@ -284,7 +284,7 @@ def _time(launch: Callable[[], object]) -> float:
 
 
 def fits(x: Tensor) -> bool:
-    """Return whether Hopper's copy engine takes a tensor: 16-bit entries, rows of 16k bytes."""
+    """Return True if Hopper's copy engine takes a tensor: 16-bit entries, rows of 16k bytes."""
     regular = x.element_size() == 2 and x.shape[-1] % 8 == 0 and x.data_ptr() % 16 == 0
     return regular and _has_copy_engine(x.device)
 

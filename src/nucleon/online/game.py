@@ -18,7 +18,7 @@ _PER_DECADE = 20
 
 
 class RecordedRound(NamedTuple):
-    """A recorded round, as it happens."""
+    """A recorded round."""
 
     round: int
     """t."""
@@ -66,7 +66,7 @@ class Trace:
     certificate: Certificate
     """The regret after the last round beside its bound."""
     delta: float | None = None
-    """With which probability the bound may fail, where the learner draws noise; None: its mean."""
+    """Probability with which the bound may fail; None for a bound on the mean over the noise."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values, tensors as lists."""
@@ -93,7 +93,7 @@ def play(
         rounds: number of rounds, ≥ 1.
         record: the rounds whose regret, bound and action norm are kept: "log", about 20 per
             decade (default), or every so many; the last one always.
-        on_record: called with each recorded `RecordedRound` as it happens, to watch the game live.
+        on_record: called with each `RecordedRound` as it happens, to watch the game live.
         delta: δ, the probability with which the bound of a learner with noise may fail at the last
             round; None bounds the mean over the noise (default).
     """

@@ -29,8 +29,8 @@ from nucleon.linalg.roots import cholesky_root, psd_eigh
 class Potential(ABC):
     """A smoothing Ψ(S; Λ) ≥ ‖S‖_* of the nuclear norm, with equality at Λ = 0.
 
-    A class of your own says `value`, `gradient` and `admissibility`; what else there is has a
-    default. `nucleon.online.learners.GBPA` plays it.
+    A subclass defines `value`, `gradient` and `admissibility`; all else has a default.
+    `nucleon.online.learners.GBPA` plays it.
     """
 
     homogeneous: ClassVar[bool] = False
@@ -71,7 +71,7 @@ class Potential(ABC):
         return self
 
     def options(self) -> dict[str, Any]:
-        """Return what distinguishes it within its class, as plain values: its attributes."""
+        """Return its attributes as plain values; they distinguish it within its class."""
         plain = (bool, int, float, str, type(None))
         return {
             name: value if isinstance(value, plain) else repr(value)
@@ -159,7 +159,7 @@ class Regularized(Potential):
             start: a first guess (…, m, n), such as the previous maximizer.
         """
         _check(s, smoothing)
-        guess = start.double() if isinstance(start, Tensor) else start
+        guess = None if start is None else start.double()
         solution = self._solve(s.double(), _symmetric_root(smoothing), guess)
         return replace(solution, x=solution.x.to(s.dtype))
 

@@ -1,4 +1,4 @@
-"""Regret as it is, and the terms it is made of."""
+"""The exact regret of a game, and its terms by Lemma 3.1."""
 
 import math
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class Ledger:
         self.discount = _checks.fraction("discount", discount, closed="1")
         self.rounds = 0
         self.oblivious = True
-        """False once a gradient came that may depend on the actions."""
+        """True until a gradient comes that may depend on the actions."""
         short = min(self.shape[-2:])
         self.total = torch.zeros(self.shape, dtype=torch.float64, device=device)
         """Ĝ_T = Σγ^{T-t}G_t."""
@@ -66,12 +66,12 @@ class Ledger:
 
     @torch.no_grad()
     def record(self, gradient: Tensor, action: Tensor, *, oblivious: bool = False) -> None:
-        """Enter the round (G_t, X_t), two tensors of the ledger's shape; on an error nothing.
+        """Enter the round (G_t, X_t), two tensors of the ledger's shape; on an error, do nothing.
 
         Args:
             gradient: G_t.
             action: X_t.
-            oblivious: True says that G_t was fixed before the game (default False).
+            oblivious: True if G_t was fixed before the game (default False).
         """
         for name, tensor in (("gradient", gradient), ("action", action)):
             if tuple(tensor.shape) != self.shape:
@@ -186,7 +186,7 @@ class Decomposition:
 
     @property
     def excess(self) -> dict[str, Tensor]:
-        """The most by which a term of each kind exceeds its bound; right where ≤ `gap`."""
+        """The most by which a term of each kind exceeds its bound: at most `gap` if all holds."""
         return {
             "underestimation": self.underestimation.amax(),
             "bregman": (self.bregman - self.bregman_bound).amax(),
@@ -238,11 +238,11 @@ def decompose(
 
     device = gradients.device
     gradients, actions = gradients.double(), actions.double()
-    totals, grams = torch.empty_like(gradients), gradients @ gradients.mT
+    totals, grams = torch.empty_like(gradients), gradients.new_empty(rounds, *batch, rows, rows)
     total, gram = torch.zeros_like(gradients[0]), torch.zeros_like(grams[0])
     for t, gradient in enumerate(gradients):
         total = totals[t] = moments.accumulate_total(total, gradient, discount)
-        gram = grams[t] = discount**2 * gram + grams[t]
+        gram = grams[t] = moments.accumulate_gram(gram, gradient, discount)
     smoothings = moments.smoothing(grams, gradient_bound=gradient_bound, eta=eta, discount=discount)
     steps = gradients[1:] / discount
     games = stream + torch.arange(math.prod(batch), device=device).reshape(batch)
@@ -266,7 +266,7 @@ def decompose(
         bregman_bound = theory.bregman_bound(steps, smoothings[:-1], beta=beta)
         after = smoothings[1:] / discount**2
         stability_bound = theory.stability_bound(smoothings[:-1], after, alpha=alpha)
-        start = theory.stability_bound(0 * smoothings[0], smoothings[0], alpha=alpha)
+        start = theory.stability_bound(torch.zeros_like(gram), smoothings[0], alpha=alpha)
         first_bound = nuclear_norm(gradients[0]) + start
     gap = torch.zeros((), dtype=torch.float64, device=device)
     if isinstance(potential, Regularized):

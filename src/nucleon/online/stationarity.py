@@ -121,7 +121,7 @@ class Average(NamedTuple):
 
 
 def least_average(
-    here: Tensor, gradients: Tensor, offsets: Tensor, start: "Average", *, iterations: int
+    here: Tensor, gradients: Tensor, offsets: Tensor, start: Average, *, iterations: int
 ) -> Average:
     """Minimize ‖g + Σp_i(g_i − g)‖_* over p ≥ 0 with Σp_i ≤ 1, Σp_i‖Δ_i‖_op ≤ 1 and Σp_iΔ_i = 0.
 

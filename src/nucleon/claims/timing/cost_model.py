@@ -106,7 +106,7 @@ class Uncounted(Ledger):
 def faml_round(m: int, n: int, steps: int, seed: int) -> Callable[[], Tensor]:
     """Return a round of the learner with the coupled root, in float64, without its ledger."""
     g = inputs(m, n, seed)[1]
-    # Well within the bound of 1 by its Frobenius norm, or every round takes SVDs to see that.
+    # Well within the bound of 1 by its Frobenius norm, or every round takes products to see that.
     gradient = g.double() / (2 * g.norm())
     learner = FAML((m, n), method="coupled", dtype=torch.float64, validate=False)
     learner.ledger = Uncounted((m, n))

@@ -89,7 +89,7 @@ class O2NC(Optimizer):
 
     @property
     def actions(self) -> list[Tensor]:
-        """X_t of each parameter, which led to the weights of now: the next gradient answers it."""
+        """X_t of each parameter, which led to the present weights and awaits its gradient."""
         return [learner.play() for learner in self.learners]
 
     @overload
