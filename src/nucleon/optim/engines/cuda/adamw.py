@@ -1,15 +1,15 @@
-"""AdamW's step in four launches, however many parameters there are.
+"""AdamW's step in four launches for any number of parameters.
 
-    look      which gradients are there, and which have a square that is not finite
-    (ranks)   the same on all that hold a part of a parameter
-    decide    step and skipped of each parameter, and its bias corrections
-    update    m, v and W of those that are taken
+    look      flags of the gradients that exist, and of those with a non-finite square
+    (ranks)   the sums of these flags over the ranks of a mesh
+    decide    step, skipped and bias corrections of each parameter
+    update    m, v and W of the parameters that are stepped
 
-The equations and promises are those of `nucleon.optim.engines.adamw`, which does the same in some
-dozens of launches. It is elementwise, so the order of the entries does not matter: a parameter, its
-moments and its gradient are followed as flat memory where they have the same strides. From the
-second step on the launches are a graph, which reads the rate and the addresses of the gradients
-where they lie on the device; ranks that talk in between launch one by one.
+The equations and promises are those of `nucleon.optim.engines.adamw`, which needs some dozens of
+launches. The step is elementwise, so the order of the entries does not matter: a parameter, its
+moments and its gradient are read as flat memory if they have the same strides. From the second step
+on the launches are replayed as a graph, which reads the rate and the addresses of the gradients
+from the device. Launches between which ranks communicate are not captured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,12 +52,12 @@ class Bucket:
 
 
 def serves(params: Sequence[Tensor]) -> bool:
-    """Return whether this engine steps some of the parameters; it hands over the others."""
+    """Return True if this engine steps some of the parameters; `adamw` steps the others."""
     return any(engine.unreadable(param) is None for param in params)
 
 
 def refusal(param: Tensor) -> str | None:
-    """Return why this engine hands a parameter over; None where it steps it."""
+    """Return the reason why `adamw` steps a parameter; None if this engine does."""
     gaps = None if dense(shards.local(param)) else "its memory has gaps"
     return engine.unreadable(param) or gaps
 
@@ -76,14 +76,14 @@ def step(work: Work, settings: Settings) -> None:
 
 
 def _restride(work: Work) -> None:
-    """Give all moments the strides of their parameters, whose memory format may have changed."""
+    """Copy moments into the strides of their parameters, whose memory format may have changed."""
     for param, state in zip(work.params, work.states, strict=True):
         if not shards.sharded(param) and dense(param):
             state |= {name: restrided(state[name], param) for name in ("exp_avg", "exp_avg_sq")}
 
 
 def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
-    """Step a bucket; return False, with nothing changed, where the kernels cannot follow."""
+    """Step a bucket; return False, with nothing changed, if the kernels cannot read it."""
     from nucleon.optim.engines.cuda import adamw_kernels as kernels
 
     first, gradients = bucket.params[0], [p.grad for p in bucket.params]
@@ -124,7 +124,7 @@ def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
 
 
 def _tables(memory: Memory) -> "Tables | None":
-    """Return the tables of parameters and states; None where one is irregular."""
+    """Return the tables of parameters and states; None if a tensor is irregular."""
     from nucleon.optim.engines.cuda.adamw_kernels import Tables
 
     if not all(_regular(*tensors) for tensors in zip(*memory, strict=True)):
@@ -138,7 +138,7 @@ def _tables(memory: Memory) -> "Tables | None":
 
 
 def _regular(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> bool:
-    """Return whether the kernels can read a parameter and its state as flat memory."""
+    """Return True if the kernels can read a parameter and its state as flat memory."""
     return (
         dense(param)
         and all(
@@ -151,5 +151,5 @@ def _regular(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> b
 
 
 def _address(tensor: Tensor) -> int:
-    """Return the address of its first entry; 0 for subclasses without a storage of their own."""
+    """Return the address of the first entry; 0 for subclasses without storage."""
     return EMPTY if not tensor.numel() else tensor.data_ptr()

@@ -4,7 +4,7 @@ A parameter is cut into chunks. Chunk c is number `numbers[c]` of the parameter 
 of `rows` has the addresses of weights, m, v, step and skipped, and the end of its weights. Chunks
 at multiples of 4 entries are moved 4 entries at a time, others one by one.
 """
-# A compile-time constant is declared as tl.constexpr and given as the value it holds.
+# A compile-time constant is declared as tl.constexpr and passed as a plain value.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 
@@ -21,12 +21,12 @@ from nucleon.linalg.triton_symmetric import TYPES
 from nucleon.optim.engines.cuda.replay import Input, Replay
 
 CHUNK, PART, FEW = 8192, 1024, 128
-"""Entries that a program looks at, or moves; parameters that one decides on."""
+"""Entries per program of `look` and of `update`; parameters per program of `decide`."""
 AVERAGED = 4096
-"""Entries that a program averages."""
+"""Entries per program of `enter`."""
 FIELDS = tl.constexpr(6)
 MISSING = tl.constexpr(2**62)
-"""Address of a gradient that is not there."""
+"""Address that stands for a missing gradient."""
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def look(
     rows, gradients, owners, numbers, counts, count,
     GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Store counts (2, k): 1 for a parameter with a gradient; 1 if it has no finite square."""
+    """Store counts (2, k): 1 for a parameter with a gradient; 1 for a non-finite square."""
     owner, _, gradient, start, left = _place(
         tl.program_id(0), rows, gradients, owners, numbers, WEIGHT, CHUNK
     )
@@ -88,8 +88,8 @@ def decide(
 ):  # fmt: skip
     """Count steps and skipped gradients; store the factors (k, 4) of the parameters.
 
-    They are 1 if it is taken, lr/(1−β₁ᵗ), √(1−β₂ᵗ), 1 − lr·decay; from float64, since at β₂ = 0.999
-    the first difference would lose four digits in float32.
+    They are 1 for a step and 0 for none, lr/(1−β₁ᵗ), √(1−β₂ᵗ), 1 − lr·decay; computed in float64,
+    since float32 would lose four digits of 1−β₂ᵗ at β₂ = 0.999.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < count
@@ -218,13 +218,13 @@ class Numbers(NamedTuple):
     eps: float
     decay: float
     sign: float
-    """−1 to climb."""
+    """−1 to maximize."""
 
 
 class Tables:
-    """Tables of k parameters of one dtype, cut into n chunks; room, inputs and graph of a step.
+    """Tables, buffers, inputs and graph of a step, for k parameters of one dtype in n chunks.
 
-    `rows` is (k, FIELDS) int64, see above.
+    `rows` is (k, FIELDS) int64, see the module.
     """
 
     def __init__(self, rows: Tensor, weights: Sequence[Tensor]) -> None:
@@ -243,12 +243,12 @@ class Tables:
         self.factors = rows.new_empty((len(rows), 4), dtype=torch.float32)
         """Written by `decide`."""
         self.lr = Input(rows.new_empty((), dtype=torch.float64))
-        """The rate: a graph reads it where it lies."""
+        """The rate, which a graph reads from the device."""
         self.replay = Replay()
 
 
 def _chunks(sizes: Tensor, most: int, count: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return the owner of each chunk of so many entries, and its number among those of the owner.
+    """Return the owner of each chunk of at most `most` entries, and its number in the owner.
 
     `count`, the number of chunks, saves a synchronization.
     """

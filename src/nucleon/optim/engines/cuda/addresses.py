@@ -1,18 +1,18 @@
 """Strides and addresses of the tensors of a stack, in tables that the kernels read.
 
-The kernels read every matrix short side first, whatever axes of a parameter it is made of. Entry
-(i, j) lies at
+The kernels read every matrix short side first, whatever axes of a parameter it consists of. Entry
+(i, j) is at
 
     start + short(i) + long(j),   side(k) = (k // size)·stride + (k % size)·within
 
-A weight that is stored transposed, a cut into heads and a kernel in channels-last memory differ in
-these numbers alone. `size` is 1 but where a side is made of two axes that are apart in memory.
+Transposed weights, heads of a weight and kernels in channels-last memory differ only in these
+numbers. `size` is 1 unless a side consists of two axes that are apart in memory.
 
-A step that moves the weights itself may go through the long side in the order of the memory: with
-columns exchanged GGᵀ stays as it is, and P has the same columns exchanged.
+A step that updates the weights itself may read the long side in the order of the memory: if columns
+are exchanged, GGᵀ is unchanged, and the same columns of P are exchanged.
 
-A kernel that is given the address of anything irregular would take the whole process down, so what
-does not lie as the layout has it, of one dtype and on one device, has no addresses.
+A kernel with the address of an irregular tensor would crash the process. So tensors with other
+strides than the layout, or of several dtypes or devices, have no addresses.
 """
 
 import math
@@ -53,7 +53,7 @@ class BlockLayout:
     long: Side
     starts: tuple[int, ...]
     inner: int | None
-    """From one matrix to the next; None where that is not one number."""
+    """Distance from one matrix to the next; None if it varies."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Layout:
     short: Side
     long: Side
     offsets: tuple[tuple[int, ...], ...]
-    """For each piece, of the first matrix of each run of `each`."""
+    """For each piece, the offset of the first matrix of each run."""
     each: int
-    """Matrices in a run; all pieces are made of such runs."""
+    """Matrices in a run; every piece consists of whole runs."""
     inner: int
-    """From one matrix of a run to the next."""
+    """Distance from one matrix of a run to the next."""
     shapes: tuple[torch.Size, ...]
     strides: tuple[tuple[int, ...], ...]
     """For each piece, those of its parameter, which all tensors like it must have."""
@@ -84,9 +84,9 @@ class Layout:
 
 
 def layout_of(stack: Stack, *, in_order: bool = True) -> Layout | None:
-    """Return the layout of a stack; None where no one rule says it for all pieces.
+    """Return the layout of a stack; None if its pieces have no common one.
 
-    `in_order` says that the long side has the order of its axes, not that of the memory.
+    With `in_order` the long side has the order of its axes, otherwise that of the memory.
     """
     candidates = [place_of(piece.param, piece.block, in_order=in_order) for piece in stack.pieces]
     places = [place for place in candidates if place is not None]
@@ -112,12 +112,12 @@ def strides_of(param: Tensor) -> tuple[int, ...]:
 
 
 def place_of(param: Tensor, block: Block, *, in_order: bool = True) -> BlockLayout | None:
-    """Return the place of the matrices of a block; None if two strides per side are too few."""
+    """Return the layout of the matrices of a block; None if two strides per side are too few."""
     return _place(block, tuple(param.shape), strides_of(param), in_order)
 
 
 def has_strides(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether a tensor has this shape and, of axes longer than 1, these strides."""
+    """Return True if a tensor has this shape and, on axes longer than 1, these strides."""
     actual = tensor.stride()
     return tensor.shape == shape and (
         actual == strides
@@ -126,14 +126,14 @@ def has_strides(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) ->
 
 
 def empty_like(param: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return an empty tensor with the strides that all tensors like a parameter have."""
+    """Return an empty tensor with the strides of tensors like a parameter."""
     return torch.empty_strided(param.shape, strides_of(param), dtype=dtype, device=param.device)
 
 
 def restrided(state: Tensor, param: Tensor) -> Tensor:
-    """Return a state tensor with the strides of its parameter: a copy, where it has others.
+    """Return a state tensor in the strides of its parameter, copied if it has others.
 
-    Not while a graph is captured, of which the copy would be a part.
+    While a graph is captured, which would include the copy, return the tensor itself.
     """
     if state.shape != param.shape or has_strides(state, param.shape, strides_of(param)):
         return state
@@ -143,7 +143,7 @@ def restrided(state: Tensor, param: Tensor) -> Tensor:
 
 
 def dense(param: Tensor) -> bool:
-    """Return whether the entries of a parameter fill its memory, each once."""
+    """Return True if the entries of a parameter fill its memory, each once."""
     return _dense(tuple(param.shape), strides_of(param))
 
 
@@ -174,7 +174,7 @@ def _place(
 
 
 def _side(axes: Sequence[tuple[int, int]]) -> Side:
-    """Return a side made of one axis or two, (size, stride) each, the slower first."""
+    """Return a side of one axis or two, (size, stride) each, the slower first."""
     return Side(axes[0][1], *(axes[1] if len(axes) > 1 else ()))
 
 
@@ -191,7 +191,7 @@ def _merged(axes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether the entries fill their memory: a tensor made like it has its strides."""
+    """Return True if the strides are those of a contiguous tensor with permuted axes."""
     expected = 1
     for stride, size in sorted((t, n) for n, t in zip(shape, strides, strict=True) if n > 1):
         if stride != expected:
@@ -209,7 +209,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Followed(Generic[T]):
-    """A result of tensors, computed anew where one has another address than at the last step."""
+    """A result computed from tensors, and again when the address of one changes."""
 
     def __init__(self) -> None:
         self.result: T | None = None
@@ -217,7 +217,7 @@ class Followed(Generic[T]):
         self._starts: Sequence[int] = ()
 
     def get(self, tensors: Sequence[Sequence[Tensor]], find: Callable[[], T | None]) -> T | None:
-        """Return what `find` returns for these tensors, or returned when they were last here."""
+        """Return the result of `find`, or the last one if the addresses are unchanged."""
         # The tensors are kept, so nothing else can be at their addresses.
         starts = [*map(Tensor.data_ptr, chain.from_iterable(tensors))]
         if self._starts != starts:
@@ -233,8 +233,8 @@ def regular(
 ) -> tuple[Sequence[Tensor | None], torch.dtype]:
     """Return gradients of one dtype in the strides of their parameters, and the dtype.
 
-    Dtypes that are not `allowed` become float32. `strides` are those that nearly all gradients
-    have. Of a DTensor the gradient and the parameter are the parts on this rank.
+    Dtypes that are not `allowed` become float32. `strides` are those of the parameters: gradients
+    that have them are returned at once. For DTensors pass the parts on this rank.
     """
     there = [g for g in gradients if g is not None]
     dtypes = set(map(_DTYPE, there)) or {params[0].dtype}
@@ -258,9 +258,9 @@ def regular(
 
 
 def of_regular(layout: Layout, tensors: Sequence[Tensor | None]) -> list[int] | None:
-    """Return the address of each run in tensors that lie as their parameters; 0 without a tensor.
+    """Return the address of each run in tensors in the strides of their parameters; 0 for None.
 
-    None where a tensor has no storage of its own, as some subclasses have none.
+    Return None if a tensor has no storage, like some subclasses.
     """
     size = next((tensor.element_size() for tensor in tensors if tensor is not None), 0)
     starts = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
@@ -304,8 +304,8 @@ def of_stack(
 ) -> list[int] | None:
     """Return the address of each run in the states, kind after kind, then in the weights.
 
-    None where a tensor is irregular. The kinds are names of states: "gram" stands for those of each
-    piece, and all matrices share "step". `totals` are the dtypes that the kernels accept of Ĝ.
+    Return None if a tensor is irregular. The kinds are keys of states, with "gram" for the Gram
+    matrices of a piece; all matrices share one "step". `totals` are the readable dtypes of Ĝ.
     """
     device, m = stack.params[0].device, min(stack.shape)
     places: list[int] = []
@@ -330,7 +330,7 @@ def of_stack(
 
 
 def _owned(stack: Stack, layout: Layout, *entry: int) -> Layout:
-    """Return the layout of states with an entry of this shape for each matrix of a piece."""
+    """Return the layout of state tensors with an entry of this shape for each matrix."""
     shapes = tuple(torch.Size((count, *entry)) for count in stack.counts)
     strides = tuple(_contiguous(tuple(shape)) for shape in shapes)
     each = layout.each * math.prod(entry)
@@ -339,17 +339,17 @@ def _owned(stack: Stack, layout: Layout, *entry: int) -> Layout:
 
 
 def table(addresses: Sequence[int], device: torch.device) -> Tensor:
-    """Return addresses as a tensor on the device; the host does not wait for it."""
+    """Return addresses as a tensor on the device, without synchronization."""
     entries = torch.empty(len(addresses), dtype=torch.int64, device=device)
     send(addresses, entries)
     return entries
 
 
 def send(addresses: Sequence[int], table: Tensor) -> None:
-    """Write addresses into a table; the host does not wait for it."""
+    """Write addresses into a table, without synchronization."""
     with torch.cuda.device_of(table):
         if torch.cuda.is_current_stream_capturing():
-            # Arguments of kernels: the host's memory may be gone when the graph is replayed.
+            # As arguments of kernels, since host memory may be gone when the graph is replayed.
             torch._foreach_add_(table.zero_().unbind(), addresses)
         else:
             host = torch.tensor(addresses, device="cpu").pin_memory()

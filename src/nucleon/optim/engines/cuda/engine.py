@@ -1,17 +1,16 @@
 """The CUDA engine of matrices: the step of a stack in a few passes over its gradients.
 
-Where the direction is the float16 recursion, its operands are made from the parameters' own
-gradients and moments, without a float32 copy of the stack (matrices below 64 rows have a kernel of
-their own, those with noise are in `perturbed`):
+The operands of the float16 recursion are computed from the gradients and moments of the parameters,
+without a float32 copy of the stack:
 
-    sum_squares   ‖S‖_F, ‖G‖_F and ‖Ĝ‖_F of each matrix, S = βĜ + G, and from them which are finite
-    advance       Ĝ ← βĜ + G;  S and G in float16, short side first
-    M̂ ← β₂M̂ + GGᵀ in place, and with it the first Gram matrix of the recursion
+    sum_squares   ‖S‖_F, ‖G‖_F and ‖Ĝ‖_F of each matrix, which show non-finite ones
+    advance       Ĝ ← β₁Ĝ + G;  S and G in float16, short side first
+    symmetric     M̂ ← β₂M̂ + GGᵀ in place, and the first Gram matrix of the recursion
     move          W ← W − lr·s·scale·P − lr·`weight_decay`·W
 
-The equations and the rules of skipping and resting are those of `reference`, which does the same in
-more passes; the mask `taken` is `stepped` there. An optimizer offers this engine by naming its
-recursion as `kernel`.
+Matrices below 64 rows have one kernel, `kernels.step_small`; `perturbed` has the kernels of noise.
+The equations and the rules of skipping and resting are those of `reference`, which needs more
+passes. The mask `taken` is its `stepped`. The `kernel` of a direction selects this engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,16 +42,16 @@ from nucleon.optim.polar_methods import HALF_ROWS, chosen_method, polynomials
 MOST_NOISE = 2**30
 """Entries of all samples of a matrix, which are drawn at once: 4 GiB with all operands."""
 LONGEST = 2**16
-"""Columns of a matrix below 64 rows: one program goes through them in turn."""
+"""Most columns of a matrix below 64 rows: one program reads them in turn."""
 
 
 def runs_on(device: torch.device) -> bool:
-    """Return whether the kernels run on a device."""
+    """Return True if the kernels run on a device."""
     return device.type == "cuda" and triton_works()
 
 
 def unreadable(param: Tensor) -> str | None:
-    """Return why the kernels cannot read a parameter of any strides; None where they can."""
+    """Return the reason why the kernels cannot read a parameter of any strides, or None."""
     if not runs_on(param.device):
         return "no Triton" if param.device.type == "cuda" else "not on CUDA"
     return None if param.dtype in addresses.DTYPES else f"{_name(param.dtype)} weights"
@@ -61,9 +60,9 @@ def unreadable(param: Tensor) -> str | None:
 def refusal(
     optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block
 ) -> str | None:
-    """Return why this engine does not step such matrices of a parameter; None where it does.
+    """Return the reason why this engine does not step such matrices of a parameter, or None.
 
-    Under "owner" the same is true of matrices that it computes for other ranks.
+    Under "owner" the same holds for the matrices of other ranks.
     """
     if (reason := unreadable(param)) is not None:
         return reason
@@ -107,7 +106,7 @@ def _name(dtype: torch.dtype) -> str:
 def kind(
     optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block
 ) -> tuple[Side, Side] | None:
-    """Return the sides that the matrices of a stack share; None where this engine has none."""
+    """Return the sides that the matrices of a stack share; None if this engine steps none."""
     if refusal(optimizer, group, param, block) is not None:
         return None
     place = place_of(param, block)
@@ -116,7 +115,7 @@ def kind(
 
 
 def restride(stack: Stack, states: Sequence[State]) -> None:
-    """Bring every Ĝ into the strides of its parameter, whose memory format may have changed."""
+    """Copy every Ĝ into the strides of its parameter, whose memory format may have changed."""
     for param, state in zip(stack.params, states, strict=True):
         if "total" in state:
             state["total"] = restrided(state["total"], param)
@@ -135,7 +134,7 @@ def step(work: Matrices, settings: Settings) -> None:
 
 
 def _stepped(work: Matrices, settings: Settings, gradients: Sequence[Tensor | None]) -> bool:
-    """Step a stack by kernels alone; False, with nothing changed, where they cannot follow it."""
+    """Step a stack by kernels alone; return False, with nothing changed, if they cannot."""
     launches, present = _launches(work, settings), [gradient is not None for gradient in gradients]
     launches.masked = launches.masked or not all(present)
     bound = launches.bound(work, settings, gradients, masked=launches.masked, moves=True)
@@ -169,7 +168,7 @@ def advance(
     gradients: Sequence[Tensor],
     has_gradient: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Update the state by gradients, one per piece; return P in float16 and the mask of stepped."""
+    """Update the state by gradients, one per piece; return P and the mask of stepped matrices."""
     masked = has_gradient is not None
     bound = _launches(work, settings).bound(work, settings, gradients, masked=masked, moves=False)
     if bound is None:
@@ -190,7 +189,7 @@ def _launches(work: Matrices, settings: Settings) -> Launches:
 def launch(
     program: Program, table: Tensor, mask: Tensor, rate: float | Tensor, decay: float | Tensor
 ) -> None:
-    """Launch the whole step, by a table in which the weights are the last."""
+    """Launch the whole step; the last addresses of the table are those of the weights."""
     from nucleon.optim.engines.cuda import kernels
 
     runs = program.layout.runs
@@ -203,9 +202,9 @@ def launch(
 def direction(
     program: Program, table: Tensor, has_gradient: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Enter the gradients of a table; return P (b, m, n), and which matrices are taken, (b,).
+    """Update the moments by a table; return P (b, m, n) and the mask of stepped matrices, (b,).
 
-    Every P of this engine is from here; `diagnostics` call `reference.present_direction`.
+    Every step of this engine calls it; `diagnostics` call `reference.present_direction`.
     """
     from nucleon.optim.engines.cuda import kernels, perturbed
 

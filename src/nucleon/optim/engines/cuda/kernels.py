@@ -5,7 +5,7 @@ is that of the matrices i·each … (i+1)·each − 1 of the stack, which begin 
 sides locate the entries of a matrix, see `addresses`. The compiler accesses each tensor along the
 side that is contiguous in it, so a tensor that is stored transposed is turned on the way.
 """
-# A compile-time constant is declared as tl.constexpr and given as the value it holds.
+# A compile-time constant is declared as tl.constexpr and passed as a plain value.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
@@ -116,7 +116,7 @@ def verdict(
     batch, finite, faded, gradient2, total2, skipped, quiet, mask, each, longest, settled, falls,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Return whether a matrix is taken, its gradient entered, and the matrix moved, as in `rest`.
+    """Return three flags of a matrix: stepped, its gradient entered, and moving, see `rest`.
 
     `gradient2` is ‖G‖_F², `total2` ‖Ĝ‖_F², `falls` log₂β₁. Updates the counts of skipped and quiet
     steps.
@@ -424,7 +424,7 @@ def resting(rule: Rest) -> tuple[int, float, float]:
 
 
 def small(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Update the moments; return P (b, m, n) in float32, and which matrices are taken, (b,)."""
+    """Update the moments; return P (b, m, n) in float32 and the mask of stepped matrices, (b,)."""
     hyper, m, n, count = program.hyper, program.m, program.n, program.layout.count
     gradients, totals, skipped, quiet, grams = table.view(5, -1).unbind()
     taken = torch.empty(count, dtype=torch.bool, device=table.device)
@@ -450,7 +450,7 @@ def small(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tensor,
 
 
 def begin(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
-    """Update the moments; return where the recursion begins, and which matrices are taken, (b,)."""
+    """Update the moments; return the start of the recursion and the mask of steps, (b,)."""
     x, factors, taken = enter(program, table, mask)
     _, _, skipped, _, grams = table.view(program.kinds, -1).unbind()
     watched: dict[str, Any] = {"taken": taken, "skipped": skipped, "each": program.layout.each}
@@ -466,7 +466,7 @@ def enter(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tensor,
     """Update Ĝ and M̂ in place by the present gradients; return (X, factors, taken).
 
     X is S·spread/‖[S L]‖_F in float16, (b, m, n), zero where a matrix does not move; the factors,
-    (6, b), are those of `measure`; `taken`, (b,), says which matrices are to be moved.
+    (6, b), are those of `measure`; `taken`, (b,), is the mask of stepped matrices.
     """
     hyper, m, n = program.hyper, program.m, program.n
     count, each, device = program.layout.count, program.layout.each, table.device
@@ -513,7 +513,7 @@ def start(
     each: int = 1,
     **smoothing: Any,
 ) -> Start:
-    """Return where the recursion begins: R = m(YYᵀ + Λ)/spread², and n leading columns of Y.
+    """Return the start of the recursion: R = m(YYᵀ + Λ)/spread², and n leading columns of Y.
 
     With `taken` and `skipped` non-finite matrices are skipped; `smoothing` are the options of
     `symmetric` that add Λ.
@@ -544,7 +544,7 @@ def moved(
     rate: float | Tensor,
     decay: float | Tensor,
 ) -> None:
-    """Launch `move`; rates of which one is on the device are both taken there."""
+    """Launch `move`; if one rate is on the device, the other is copied there."""
     on_device = isinstance(rate, Tensor)
     if isinstance(rate, Tensor):
         rate = rate.to(weights.device, torch.float32)

@@ -2,14 +2,14 @@
 
     cholesky   L, Cholesky's factor of Λ scaled to a unit diagonal, a block column per launch
     draw       Z from the keys (seed, step, sample, stream), in float16
-    perturb    Y = [S 0] + LZ, of L its triangle alone
+    perturb    Y = [S 0] + LZ, reading only the triangle of L
     YYᵀ        then the float16 recursion, in which the k samples of a stack are one batch
     P = (Q₁X₁ + … + Q_kX_k)/k, one product with an inner dimension of km
 
 With zero columns beside S the recursion is that of (X, R) with X the leading n columns of Y and
-R = YYᵀ: no product after R has the others in it.
+R = YYᵀ: no later product contains the other columns.
 """
-# A compile-time constant is declared as tl.constexpr and passed as the value it holds.
+# A compile-time constant is declared as tl.constexpr and passed as a plain value.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false
 
@@ -30,7 +30,7 @@ from nucleon.optim.matrices.stacks import LARGEST_GRID
 from nucleon.optim.polar_methods import polynomials
 
 ENTRIES = 2**27
-"""Entries of noise drawn at once, of four bytes with all operands; at least those of a matrix."""
+"""Entries of noise drawn at once, 4 bytes each with all operands; at least those of a matrix."""
 PAIRS = 1024
 SIDE, SLICE = 64, 32
 """Side of a block of Cholesky's factor, and depth of its products, at which no register spills."""
@@ -238,7 +238,7 @@ def perturb(
 
 
 def compute(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Update the moments; return P (b, m, n) in float16, and which matrices are taken, (b,)."""
+    """Update the moments; return P (b, m, n) in float16 and the mask of stepped matrices, (b,)."""
     draws, m, n, count = program.draws, program.m, program.n, program.layout.count
     assert draws is not None
     x, factors, taken = kernels.enter(program, table, mask)

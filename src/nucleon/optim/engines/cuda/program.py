@@ -22,9 +22,9 @@ LARGEST = 2**35
 
 @dataclass(frozen=True)
 class Program:
-    """The arguments of a stack's launches; their inputs are a table of addresses, mask and rates.
+    """The arguments of a stack's launches, without the inputs: table of addresses, mask and rates.
 
-    Two steps with equal programs are the same launches.
+    Steps with equal programs have the same launches.
     """
 
     m: int
@@ -34,13 +34,13 @@ class Program:
     kernel: str
     """The recursion of the direction, one of `KERNELS`."""
     small: bool
-    """True if it is that of `kernels.small`."""
+    """True if `kernels.small` computes the direction."""
     gradient: torch.dtype
     total: torch.dtype
     weight: torch.dtype
     has_gram: bool
     masked: bool
-    """True if a mask says which matrices have a gradient."""
+    """True if a mask marks the matrices with a gradient."""
     decays: bool
     """True if the weights decay."""
     iterations: int
@@ -55,30 +55,30 @@ class Program:
 
     @cached_property
     def spread(self) -> float:
-        """The norm that the operands of the float16 recursion have."""
+        """The norm of the operands of the float16 recursion."""
         return spread_of(self.n if self.draws is None else self.draws.width)
 
     @cached_property
     def states(self) -> Sequence[str]:
         """The states in a table of addresses, after the gradients and before the weights."""
-        gram = "gram" if self.has_gram else "skipped"  # which stands for it
+        gram = "gram" if self.has_gram else "skipped"  # a placeholder
         noise = () if self.draws is None else ("stream", "step")
         return ("total", "skipped", "quiet", gram, *noise)
 
     @cached_property
     def kinds(self) -> int:
-        """The number of tables of addresses before that of the weights."""
+        """The number of lists of addresses before that of the weights."""
         return 1 + len(self.states)
 
     @cached_property
     def captured(self) -> bool:
-        """True if launches take long beside the kernels: only then are they captured."""
+        """True if the launches are captured, since they take long beside the kernels."""
         directions = self.layout.count * (1 if self.draws is None else self.draws.samples)
         return directions * self.m**3 <= LARGEST
 
 
 class Recording:
-    """A step that was seen before: its inputs on the device, and its graph."""
+    """The inputs of a repeated step on the device, and its graph."""
 
     def __init__(self, work: Matrices, entries: int) -> None:
         device = work.params[0].device
@@ -92,7 +92,7 @@ class Recording:
 
 
 Bound = tuple[Program, list[int], Sequence[Tensor | None]]
-"""A program, its addresses, and the gradients: copies among them must live until the launches."""
+"""A program, its addresses, and the gradients, whose copies must live until the launches."""
 
 
 class Launches:
@@ -100,9 +100,9 @@ class Launches:
 
     def __init__(self, work: Matrices, settings: Settings) -> None:
         stack, param, kernel = work.stack, work.params[0], facts_of(work.optimizer).kernel
-        # The direction that other ranks are sent has the order of the axes, and so has noise.
+        # Directions for other ranks, and noise, have the order of the axes.
         sent, moved = layout_of(stack), layout_of(stack, in_order=kernel == "perturbed")
-        assert sent is not None and moved is not None and kernel  # or it has another engine
+        assert sent is not None and moved is not None and kernel  # else another engine steps it
         method = chosen_method(settings.group, *stack.shape, param.device, param.dtype)
         self._layouts = sent, moved
         self._program = Program(
@@ -119,9 +119,9 @@ class Launches:
             iterations=settings.group["iterations"],
             hyper=settings[stack.kind],
         )
-        """The program of the last step, but for alignments."""
+        """The program of the last step, apart from alignments."""
         self.masked = False
-        """True once a gradient was missing: then the kernels read the mask."""
+        """True after a gradient was missing; the kernels then read the mask."""
         self.recording: Recording | None = None
         self._options: object = None
         keys = {"gram": [gram_key(piece.block) for piece in stack.pieces]}
@@ -130,7 +130,7 @@ class Launches:
             for kind in self._program.states
             for state, key in zip(work.states, keys.get(kind, repeat(kind)), strict=False)
         ]
-        """The entries of states that are in the table, each by its dictionary and key."""
+        """The entries of states in the table, each as a state and a key."""
         self._followed = addresses.Followed[list[int]]()
 
     def bound(
@@ -142,9 +142,9 @@ class Launches:
         masked: bool,
         moves: bool,
     ) -> Bound | None:
-        """Return what to launch for these gradients; None where a tensor is irregular.
+        """Return the launches for these gradients; None if a tensor is irregular.
 
-        `moves` says whether the step moves the weights, and no one else asks for the direction.
+        With `moves` they update the weights; otherwise they end with the direction.
         """
         total, program = work.states[0]["total"].dtype, self._program
         readable = (torch.float32,) if program.small else addresses.DTYPES
@@ -158,7 +158,7 @@ class Launches:
             "decays": bool(settings.group["weight_decay"]),
             "hyper": settings[work.stack.kind],
         }
-        if self._options != options:  # nearly always they are those of the last step
+        if self._options != options:  # they seldom change
             self._options = options
             self._program = program = replace(program, **options)
         layout, weights = program.layout, work.params if moves else ()
@@ -178,6 +178,6 @@ class Launches:
             addresses.alignment(places[runs : 2 * runs], program.total.itemsize),
             addresses.alignment(places[last:], program.weight.itemsize),
         )
-        if alignments != program.alignments:  # mostly they are equal, and a copy costs time
+        if alignments != program.alignments:  # they seldom differ, and a copy costs time
             program = replace(program, alignments=alignments)
         return program, places, gradients

@@ -1,20 +1,19 @@
 """Launches as CUDA graphs, and small stacks side by side: one launch instead of thirty.
 
-A graph holds the addresses it was captured with, so everything that may move or change is an
-`Input`, a small tensor that stays where it is: the addresses of gradients and states, the mask of
-gradients that are there, and the rates. The arguments of the launches are baked in and compared at
-every step; where they change from step to step, as with a schedule of the momentum, nothing is
-captured.
+A graph contains the addresses of its capture. So all data that may move or change is an `Input`, a
+small tensor at a fixed address: the addresses of gradients and states, the mask of gradients, and
+the rates. The arguments of the launches are part of the graph, and compared in every step. If they
+change in every step, as with a schedule of the momentum, nothing is captured.
 
-A network of many shapes, as a convolutional one, is hundreds of kernels of a few microseconds that
-leave most of the device idle, so stacks too small to fill it go side by side on a few streams. The
-first stack of a lane waits for the present work of the caller's stream, the caller's stream in the
-end for all lanes, so nothing outside of a step can tell. A graph that the caller captures has the
-lanes as its branches.
+A network of many shapes, such as a convolutional one, launches hundreds of kernels of a few
+microseconds that leave most of the device idle. So stacks too small to fill it run side by side on
+a few streams, the lanes. The first stack of a lane waits for the present work of the caller's
+stream, and at the end of the step the caller's stream waits for all lanes. In a graph that the
+caller captures, the lanes are branches.
 
-The graphs of an optimizer share pools of memory, which it keeps: one of the largest stack among
-them, and a small one for each lane. Stacks with large products are not captured: their kernels take
-longer than the launches, and between the steps their memory is free for others.
+The graphs of an optimizer share pools of memory, which it keeps: one as large as its largest stack
+needs, and a small one for each lane. Stacks with large products are not captured: their kernels
+take longer than the launches, and between steps their memory is free for others.
 """
 
 import gc
@@ -40,20 +39,20 @@ Pools = dict[torch.cuda.Stream, tuple[torch.cuda.Stream, torch.cuda.CUDAGraph]]
 
 
 class Input:
-    """A tensor that a graph reads in place, with its value where the host knows it."""
+    """A tensor that a graph reads in place, with its value if the host knows it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self.known: object = None
 
     def set(self, value: object, write: Callable[[], object]) -> None:
-        """Call `write`, which stores the value in the tensor, unless it is known to be there."""
+        """Call `write`, which stores the value in the tensor, unless the tensor contains it."""
         if self.known != value:
             write()
             self.known = value
 
     def fill(self, *numbers: float | Tensor) -> None:
-        """Store numbers in the tensor, those on the device by a copy."""
+        """Store numbers in the tensor."""
         known = None if any(isinstance(number, Tensor) for number in numbers) else numbers
         if known is None or self.known != known:
             for target, number in zip(self.tensor.view(-1), numbers, strict=True):
@@ -62,14 +61,14 @@ class Input:
 
 
 class Replay:
-    """Repeated launches: made one by one first, then captured, then replayed."""
+    """Repeated launches: run one by one first, then captured, then replayed."""
 
     def __init__(self) -> None:
         self.arguments: object = None
-        """The arguments that are baked in."""
+        """The arguments of the last launches, and of the graph."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.fails = False
-        """True if no graph could be made: the launches show what is wrong."""
+        """True after a failed capture; the launches themselves then raise the error."""
 
     def run(
         self,
@@ -80,7 +79,7 @@ class Replay:
     ) -> None:
         """Launch, capture or replay; without `pools`, the memory of graphs, nothing is captured.
 
-        `launch` bakes the `arguments` in, which are compared with those of the last time.
+        The graph is only replayed while the `arguments` of `launch` are unchanged.
         """
         if self.arguments != arguments:
             self.arguments, self.graph, self.fails = arguments, None, False
@@ -93,10 +92,10 @@ class Replay:
 def _captured(
     launch: Callable[[], None], pools: Pools, device: torch.device
 ) -> torch.cuda.CUDAGraph | None:
-    """Return launches as a graph, or None where that fails; they were compiled and tuned before.
+    """Capture launches that have run before; return the graph, or None if that fails.
 
-    It captures without the synchronization and the emptied cache of `torch.cuda.graph`. Other
-    threads may go on using the device: loaders pin memory, and communication is watched.
+    Unlike `torch.cuda.graph` it does not synchronize or empty the cache. Other threads may use the
+    device meanwhile, to pin memory or to watch communication.
     """
     # A pool dies with the last graph in it, so the first one is kept as long as the worklist.
     # Graphs that share a pool must not run at once: one pool for each stream they are replayed on.
@@ -125,14 +124,14 @@ def _captured(
 class Lanes:
     """The streams of a list of work, and the memory that its graphs share.
 
-    Small stacks get their lanes in turns, the same at every step: a graph is replayed where
-    it was captured, beside none that shares its memory.
+    Small stacks are assigned to lanes in turn, and keep them: graphs of one lane, which share
+    memory, never run at once.
     """
 
     def __init__(self, works: Sequence[Matrices]) -> None:
         self.pools: Pools = {}
         self.used: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
-        """The streams of this step, each with that of the caller."""
+        """The streams of this step, each with that of its caller."""
         turns = cycle(range(LANES))
         for work in works:
             work.lanes = self
@@ -153,14 +152,14 @@ class Lanes:
             yield
 
     def join(self) -> None:
-        """Let the caller's streams wait for the lanes that were used."""
+        """Make the caller's streams wait for the lanes in use."""
         for stream, caller in self.used.items():
             caller.wait_stream(stream)
         self.used.clear()
 
 
 def _small(stack: Stack) -> bool:
-    """Return whether a stack leaves room on a GPU; False for those gathered from ranks in turn."""
+    """Return True if a stack leaves room on a GPU; False if it is gathered from ranks."""
     first, across = stack.params[0], -(-min(stack.shape) // TILE)
     if first.device.type != "cuda" or shards.sharded(first):
         return False
