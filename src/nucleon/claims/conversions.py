@@ -11,6 +11,7 @@ from torch import Tensor
 from nucleon import noise
 from nucleon.claims.beside import close, drawn, largest
 from nucleon.claims.engine import Check, Row, at_most
+from nucleon.claims.grid import RoundCounter
 from nucleon.claims.oracle import conversion, twins
 from nucleon.claims.oracle.algebra import Array
 from nucleon.claims.shown import Series
@@ -108,6 +109,8 @@ def convert(
         gradient_bound=process.gradient_bound,
         **{"validate": False, **options},  # the bounds are exact here, and checks cost a third
     )
+    (learner,) = optimizer.learners
+    learner.ledger = RoundCounter(learner.shape)  # the meter takes the regret
     meter, kept = ConversionMeter(optimizer), list[tuple[Tensor, ...]]()
     gap: float | Tensor = process.loss_gap
     for t in range(process.rounds):

@@ -17,6 +17,7 @@ from nucleon.online.adversary import Ratio, Searched, measure
 from nucleon.online.game import Trace
 from nucleon.online.learners import GBPA, Learner
 from nucleon.online.o2nc.plans import Interval
+from nucleon.online.regret import Ledger
 from nucleon.online.streams import Stream, WorstCase, replay
 
 F64 = torch.float64
@@ -115,6 +116,17 @@ class Game(Row):
         regret = trace.regret[first].tolist()
         curves = {"rounds": list(trace.rounds), "regret": regret, "bound": bound}
         return {**super().record(), **curves}
+
+
+class RoundCounter(Ledger):
+    """A ledger that measures no regret, which takes an SVD a round.
+
+    The first gradient of a game must not be zero.
+    """
+
+    def record(self, gradient: Tensor, action: Tensor, *, oblivious: bool = False) -> None:
+        """Count the round, and note that there was a gradient, before which every action is 0."""
+        self.rounds, self.largest = self.rounds + 1, torch.ones_like(self.largest)
 
 
 class Match(NamedTuple):

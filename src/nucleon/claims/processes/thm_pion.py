@@ -13,7 +13,7 @@ from nucleon.online.learners import FTPL
 
 SAMPLES = ((1, 4, 16), (1, 16))
 RHO = (4.0, 12.0)
-HEIGHT = (0.09, 0.09)  # ΔL/ρ under resistance
+HEIGHT = (0.09, 0.099)  # ΔL/ρ under resistance
 
 
 def measure(run: Run) -> Iterator[Item]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from nucleon import noise
 from nucleon.claims.beside import against_oracle, close, compare, leaning
 from nucleon.claims.engine import Check, Claim, Item, Row, Rows, Run, at_least, at_most
+from nucleon.claims.grid import RoundCounter
 from nucleon.claims.oracle import costs, learners, twins
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.linalg.augmented import augmented_coupled
@@ -21,7 +22,6 @@ from nucleon.linalg.polar import polar_polynomial
 from nucleon.linalg.roots import coupled_steps
 from nucleon.online import theory
 from nucleon.online.learners import FAML
-from nucleon.online.regret import Ledger
 
 ROWS = ((128, 192, 256, 384, 512), (160, 256))
 ASPECTS = ((1, 2, 4, 8), (1, 4))
@@ -95,21 +95,13 @@ def ftpl_round(m: int, n: int, steps: int, seed: int) -> Callable[[], Tensor]:
     return step
 
 
-class Uncounted(Ledger):
-    """A ledger that counts rounds alone: measuring the regret takes an SVD of its own."""
-
-    def record(self, gradient: Tensor, action: Tensor, *, oblivious: bool = False) -> None:
-        """Count the round, and note that there was a gradient, before which every action is 0."""
-        self.rounds, self.largest = self.rounds + 1, torch.ones_like(self.largest)
-
-
 def faml_round(m: int, n: int, steps: int, seed: int) -> Callable[[], Tensor]:
     """Return a round of the learner with the coupled root, in float64, without its ledger."""
     g = inputs(m, n, seed)[1]
     # Well within the bound of 1 by its Frobenius norm, or every round takes products to see that.
     gradient = g.double() / (2 * g.norm())
     learner = FAML((m, n), method="coupled", dtype=torch.float64, validate=False)
-    learner.ledger = Uncounted((m, n))
+    learner.ledger = RoundCounter((m, n))
 
     def step() -> Tensor:
         action = learner.play()
