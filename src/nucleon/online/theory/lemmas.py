@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.certificate import preconditioner_trace
+from nucleon.online.metric import Root
 from nucleon.online.theory.shampoo import quarter_roots
 
 
@@ -49,7 +50,7 @@ def mirror_descent_regret(
     """
     gradients, left, right = gradients.double(), left.double(), right.double()
     away = actions.double() - comparator.double().unsqueeze(-3)
-    inverses = _power(left, -1.0) @ gradients @ _power(right, -1.0)
+    inverses = _preconditioned(gradients, left, right, 1.0)
     bound = _drift(away, left, right) / (2 * eta) + eta / 2 * _inner(gradients, inverses)
     return Sides(_inner(gradients, away), bound)
 
@@ -61,13 +62,13 @@ def matrix_potential(gradients: Tensor) -> Sides:
     """
     rows, _ = _running_grams(gradients)
     bound = 2 * preconditioner_trace(rows[..., -1, :, :], gradient_bound=0.0)
-    return Sides(_inner(gradients, _power(rows, -0.5) @ gradients.double()), bound)
+    return Sides(_inner(gradients, Root(rows, 0.0, 0.5).solve(gradients.double())), bound)
 
 
 def shampoo_gradient_term(gradients: Tensor) -> Sides:
     """Return ΣTr(G_tᵀM_t^{-1/4}G_tN_t^{-1/4}) ≤ 2√(Tr M_T^{1/2}·Tr N_T^{1/2}) (Lemma C.4)."""
     rows, columns = _running_grams(gradients)
-    weighted = _power(rows, -0.25) @ gradients.double() @ _power(columns, -0.25)
+    weighted = _preconditioned(gradients.double(), rows, columns, 0.25)
     left, right = quarter_roots(rows[..., -1, :, :], columns[..., -1, :, :])
     bound = 2 * (left.square().sum(-1) * right.square().sum(-1)).sqrt()
     return Sides(_inner(gradients, weighted), bound)
@@ -85,7 +86,8 @@ def shampoo_distance_term(
     away = actions.double() - comparator.double().unsqueeze(-3)
     left, right = quarter_roots(rows[..., -1, :, :], columns[..., -1, :, :])
     bound = left.amax(-1) * right.sum(-1) + left.sum(-1) * right.amax(-1)
-    return Sides(_drift(away, _power(rows, 0.25), _power(columns, 0.25)), 4 * radius**2 * bound)
+    roots = (Root(gram, 0.0, 0.25).matrix for gram in (rows, columns))
+    return Sides(_drift(away, *roots), 4 * radius**2 * bound)
 
 
 def full_against_scalar(gram: Tensor) -> Sides:
@@ -178,9 +180,6 @@ def _running_grams(gradients: Tensor) -> tuple[Tensor, Tensor]:
     return (gradients @ gradients.mT).cumsum(-3), (gradients.mT @ gradients).cumsum(-3)
 
 
-def _power(matrix: Tensor, exponent: float) -> Tensor:
-    """Return A^p for a positive semidefinite A; a negative power acts on the range only."""
-    values, vectors = torch.linalg.eigh(matrix)
-    floor = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].clamp(min=0)
-    powers = torch.where(values > floor, values.clamp(min=0) ** exponent, torch.zeros_like(values))
-    return (vectors * powers.unsqueeze(-2)) @ vectors.mT
+def _preconditioned(g: Tensor, left: Tensor, right: Tensor, power: float) -> Tensor:
+    """Return L^{-p} G R^{-p} by pseudo-inverses."""
+    return Root(right, 0.0, power).solve(Root(left, 0.0, power).solve(g).mT).mT
