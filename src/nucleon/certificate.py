@@ -26,8 +26,6 @@ from nucleon import _checks
 
 Real = float | Tensor
 """A number, or one per game as a tensor that broadcasts to the batch."""
-PROMISE = {torch.float64: 1e-9, torch.float32: 1e-5}
-"""Largest relative excess of an action's norm over the radius by rounding, by its dtype."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from nucleon.linalg.roots import cholesky_root, coupled_inverse_sqrt, coupled_st
 AugmentedMethod = Literal["eigh", "newton-schulz", "polar-express", "coupled"]
 METHODS: tuple[AugmentedMethod, ...] = get_args(AugmentedMethod)
 
-# What `"eigh"` promises over the ball, ‖P‖_op ≤ 1 + this, by the dtype of the input.
-_PROMISE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
+PROMISE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
+"""By `"eigh"` ‖P‖_op ≤ 1 + this, by the dtype of the input."""
 
 GRAM_FLOOR = 4.0
 """Times eps·‖B‖_F, added to B = XXᵀ + YYᵀ: more than its rounding was seen to move eigenvalues by.
@@ -136,7 +136,7 @@ def augmented_eigh(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dty
     s, smoothing = joint_unit_scale(s, smoothing)
     values, vectors = torch.linalg.eigh(s @ s.mT + smoothing)
     smallest, largest = values[..., 0], values[..., -1]
-    allowed = 0.25 * _PROMISE[dtype] * smallest
+    allowed = 0.25 * PROMISE[dtype] * smallest
     shifted = add_to_diagonal(smoothing.clone(), allowed)
     _, indefinite = torch.linalg.cholesky_ex(shifted)
     safe = (allowed > torch.finfo(s.dtype).eps * largest) & (smallest > cut**2 * largest)
@@ -156,7 +156,7 @@ def augmented_definite(s: Tensor, smoothing: Tensor, smallest: Tensor) -> Tensor
     overflows, this is `augmented_eigh`. Float64 only; synchronizes to choose.
     """
     m, eps = s.shape[-2], torch.finfo(s.dtype).eps
-    most = 0.25 * _PROMISE[s.dtype] / eps * smallest
+    most = 0.25 * PROMISE[s.dtype] / eps * smallest
     gram = add_product(smoothing, s, s.mT)
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     if bool((trace < m * most).all()):  # else the mean of the eigenvalues is too large already

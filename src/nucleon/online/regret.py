@@ -8,20 +8,12 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, moments
-from nucleon.certificate import PROMISE, forced_regret
-from nucleon.linalg.norms import (
-    nuclear_norm,
-    operator_norm,
-    operator_norm_bound,
-    surely_within,
-)
+from nucleon.linalg.augmented import PROMISE
+from nucleon.linalg.norms import nuclear_norm, operator_norm, surely_within
 from nucleon.online import theory
 from nucleon.online.potentials import Gaussian, Potential, Regularized
 
 Shape = tuple[int, ...]
-
-_DECOMPOSED = 128
-"""Gradients of fewer rows have their norm by singular values, which are faster there."""
 
 
 class Ledger:
@@ -89,11 +81,12 @@ class Ledger:
         trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
         _checks.finite("the regret and the Gram matrix with this gradient", bound + trace)
         if not surely_within(gradient, self.largest):
-            above = operator_norm if wide.shape[-2] < _DECOMPOSED else operator_norm_bound
-            norm = torch.where((gradient != 0).any(-1).any(-1), above(gradient), 0.0)
-            self.largest = torch.maximum(self.largest, norm)
-        if not self._holds(action):
-            self.outside = self._outside(action)
+            self.largest = torch.maximum(self.largest, operator_norm(gradient))
+        limit = (1 + PROMISE[action.dtype]) * self.radius
+        if not surely_within(action, limit):
+            norm = self.norm(action).to(self.outside)
+            beyond = torch.where(norm > limit, norm, 0.0)
+            self.outside = torch.maximum(self.outside, beyond)
         self.total, self.loss, self.rounds = total, loss, self.rounds + 1
         self.gram, self.oblivious = gram, self.oblivious and oblivious
 
@@ -101,12 +94,8 @@ class Ledger:
         """Return Reg_T of every game, shape () or (b,)."""
         return self.loss + self.radius * nuclear_norm(self.total)
 
-    def lower(self) -> Tensor:
-        """Return the regret that some signs of the gradients force, see `forced_regret`."""
-        return forced_regret(self.gram, self.radius)
-
     def norm(self, action: Tensor) -> Tensor:
-        """Return ‖X‖ in the norm of the ball, float64, () or (b,)."""
+        """Return ‖X‖ ≤ ‖X‖_op in the norm of the ball, float64, () or (b,)."""
         return operator_norm(action).double()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -119,16 +108,6 @@ class Ledger:
         vars(self).update(tensors)
         self.rounds, self.oblivious = int(tensors["rounds"]), bool(tensors["oblivious"])
 
-    def _holds(self, action: Tensor) -> bool:
-        """Return True if every action is surely in the ball."""
-        return surely_within(action, (1 + _promise(action)) * self.radius)
-
-    def _outside(self, action: Tensor) -> Tensor:
-        """Return the largest norm outside the ball, with this action."""
-        norm = self.norm(action).to(self.outside.device)
-        beyond = norm > self.radius * (1 + _promise(action))
-        return torch.where(beyond, torch.maximum(self.outside, norm), self.outside)
-
 
 class BoxLedger(Ledger):
     """Reg_T = Σ⟨g_t, x_t⟩ + D‖Σg_t‖₁, the regret on the ball ‖x‖_∞ ≤ D; arguments as `Ledger`."""
@@ -140,9 +119,6 @@ class BoxLedger(Ledger):
     def norm(self, action: Tensor) -> Tensor:
         """Return ‖x‖_∞, float64, () or (b,)."""
         return action.abs().amax((-2, -1)).double()
-
-    def _holds(self, action: Tensor) -> bool:
-        return not bool((self._outside(action) > self.outside).any())
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,7 +273,3 @@ def game_shape(shape: Shape) -> Shape:
     for side in shape:
         _checks.count("every side of shape", side)
     return shape
-
-
-def _promise(action: Tensor) -> float:
-    return PROMISE.get(action.dtype, PROMISE[torch.float32])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.certificate import Certificate
+from nucleon.certificate import Certificate, forced_regret
 from nucleon.online.regret import Ledger, Shape, game_shape
 from nucleon.online.saving import State, packed, unpacked
 
@@ -223,7 +223,7 @@ class Learner(ABC):
             largest=ledger.largest,
             excess=excess,
             gradient_bound=gradient_bound,
-            lower=ledger.lower(),
+            lower=forced_regret(ledger.gram, self.radius),
         )
 
     # ------------------------------------------------------------------ the state

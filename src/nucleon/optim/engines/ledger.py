@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from nucleon import moments
-from nucleon.certificate import PROMISE
 from nucleon.linalg._precision import widest
+from nucleon.linalg.augmented import PROMISE
 from nucleon.linalg.norms import operator_norm_bound
 from nucleon.optim.engines.work import Matrices, Settings, State
 from nucleon.optim.matrices import shards, stacks
