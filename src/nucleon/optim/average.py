@@ -251,11 +251,18 @@ class Averaging:
 
     def state_dict(self, states: States, model: nn.Module) -> dict[str, Any]:
         """Return a copy of `model.state_dict()` with W̄ in place of the parameters."""
+        params = model.named_parameters()
+        if others := [name for name, p in params if p.requires_grad and p not in states]:
+            warn(
+                f"{len(others)} trainable parameters, such as {others[0]}, are not in this "
+                f"optimizer, so averaged_state_dict has them as they are; with several optimizers "
+                f"save the model inside the averaged() of each"
+            )
         with self.swapped(states, model):
-            return {
-                name: value.clone() if isinstance(value, Tensor) else value
-                for name, value in model.state_dict().items()
-            }
+            values = model.state_dict()
+            for name, value in values.items():
+                values[name] = value.clone() if isinstance(value, Tensor) else value
+            return values
 
     def _begun(self, states: States) -> dict[Tensor, State]:
         """Return the states with an average; none before the first step, when W̄ is zero; syncs."""
