@@ -144,6 +144,8 @@ def test_bad_input_is_named():
     bad = [
         ("threshold", lambda: QKClip(0.0)),
         ("do not make heads", lambda: clip.watch("b", *projections, head_size=5)),
+        ("'a' is watched already", lambda: clip.watch("a", *projections, head_size=3)),
+        ("'b' is not watched; pass one of", lambda: clip.record("b", torch.zeros(4, 5, 5))),
         (r"\(…, 4, queries, keys\)", lambda: clip.record("a", torch.zeros(2, 3, 5, 5))),
         ("no attention", lambda: QKClip.for_model(nn.Linear(3, 3))),
         ("no attention", lambda: QKClip.for_model(normed)),

@@ -160,6 +160,8 @@ class QKClip:
             key_rows: rows of the keys (all).
         """
         _checks.count("head_size", head_size)
+        if name in self._attentions:
+            raise ValueError(f"{name!r} is watched already; give each attention its own name")
         counts = [
             len(range(linear.out_features)[rows])
             for linear, rows in ((query, query_rows), (key, key_rows))
@@ -188,6 +190,8 @@ class QKClip:
         They replace the bound, which is larger. With tensor parallelism pass the heads of this
         rank.
         """
+        if name not in self._attentions:
+            raise ValueError(f"{name!r} is not watched; pass one of {list(self._attentions)}")
         attention = self._attentions[name]
         heads = logits.shape[-3] if logits.ndim >= 3 else 0
         here = ALL if heads == attention.query.heads else attention.query.here
