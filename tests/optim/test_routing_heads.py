@@ -177,6 +177,12 @@ def test_a_head_that_matches_no_map_is_refused(head):
         nucleon.Leon.for_model(mlp(), head=head)
 
 
+def test_a_head_is_told_by_its_name():
+    model = mlp()
+    with pytest.raises(TypeError, match=r'not a module; write head="lm_head"'):
+        nucleon.Leon.for_model(model, head=model[2])
+
+
 # -------------------------------------------------------------------------------- none found
 
 LAST = {

@@ -60,6 +60,8 @@ def output_heads(model: nn.Module, head: Head) -> Mapping[nn.Module, str]:
     if head is None:
         return {}
     if head != "auto":
+        if isinstance(head, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError('head must be a name, not a module; write head="lm_head", for example')
         globs = [head] if isinstance(head, str) else head
         return {m: "output head, by head=" for glob in globs for m in _matched(model, glob)}
     inners = [*_unwrapped(model)]
