@@ -146,7 +146,8 @@ def aligned(
     if sizes != ours:
         raise ValueError(
             f"state_dict has groups of {sizes} parameters, this optimizer of {ours}; the models "
-            f"differ"
+            f"differ, or parameters were left out of one of them: construct it with the same, and "
+            f"freeze the others by requires_grad_(False)"
         )
     for before, group in zip(saved, groups, strict=True):
         for option in FIXED:
