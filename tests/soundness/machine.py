@@ -99,6 +99,16 @@ def machine(make: type, dtype: torch.dtype, counted: list[int]) -> type[RuleBase
         def smoothing(self, scale):
             self.watched.group["smoothing_scale"] = scale
 
+        @precondition(lambda self: make is not nucleon.Muon)
+        @precondition(lambda self: "gradient_bound" not in self.setting.options)
+        @rule(beta2=st.sampled_from([None, 0.5, 0.97]))
+        def beta2(self, beta2):
+            self.watched.group["beta2"] = beta2
+
+        @rule(flag=st.booleans())
+        def nesterov(self, flag):
+            self.watched.group["nesterov"] = flag
+
         @rule(method=st.sampled_from([m for m in METHODS[make] if m != "half"]))
         def method(self, method):
             self.watched.group["method"] = method
