@@ -13,21 +13,9 @@ from nucleon import noise
 from nucleon.claims.engine import Check, Item, Row, Rows, at_most, label, worst
 from nucleon.claims.oracle import bounds, learners, twins
 from nucleon.claims.oracle.algebra import Array, nuclear
+from nucleon.online import learners as library
 from nucleon.online import streams, theory
-from nucleon.online.learners import (
-    FAML,
-    FTL,
-    FTPL,
-    FTRL,
-    AdaGradFTRL,
-    AdaGradOGD,
-    GaussianFTPL,
-    KroneckerFTRL,
-    Learner,
-    OneSidedShampoo,
-    ScalarGBPA,
-    Shampoo,
-)
+from nucleon.online.learners import Learner
 
 F64 = torch.float64
 ROUNDS = 8
@@ -150,11 +138,16 @@ def drawn(
 
 # ---------------------------------------------------------------------- games of both
 
-GBPAS: Mapping[str, Callable[..., Learner]] = {"FTL": FTL, "FTRL": FTRL, "FTPL": FTPL, "FAML": FAML}
+GBPAS: Mapping[str, Callable[..., Learner]] = {
+    "FTL": library.FTL,
+    "FTRL": library.FTRL,
+    "FTPL": library.FTPL,
+    "FAML": library.FAML,
+}
 PROJECTED: Mapping[str, Callable[..., Learner]] = {
-    "One-sided Shampoo": OneSidedShampoo,
-    "Shampoo": Shampoo,
-    "Kronecker FTRL": KroneckerFTRL,
+    "One-sided Shampoo": library.OneSidedShampoo,
+    "Shampoo": library.Shampoo,
+    "Kronecker FTRL": library.KroneckerFTRL,
 }
 PRECONDITIONERS: tuple[learners.Preconditioner, ...] = get_args(learners.Preconditioner)
 
@@ -216,7 +209,7 @@ def projected_games(
 def scalar_game(shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0) -> Iterator[Row]:
     """Compare scalar GBPA with G = √m, since ‖G‖_F ≤ √m‖G‖_op."""
     bound = math.sqrt(min(shape))
-    learner = ScalarGBPA((2, *shape), gradient_bound=bound, radius=radius, dtype=F64)
+    learner = library.ScalarGBPA((2, *shape), gradient_bound=bound, radius=radius, dtype=F64)
     twin = twins.preconditioned("Scalar GBPA", radius=radius, bound=bound)
     yield compare("Scalar GBPA", learner, leaning((2, *shape), seed=seed), twin)
 
@@ -234,9 +227,9 @@ def vector_games(
     gradients = leaning(shape, seed=seed)
     common: dict[str, Any] = {"radius": radius, "dtype": F64}
     gaussian = twins.gaussian(dimension, radius=radius, bound=1.0)
-    yield compare("Gaussian FTPL", GaussianFTPL(shape, **common), gradients, gaussian)
+    yield compare("Gaussian FTPL", library.GaussianFTPL(shape, **common), gradients, gaussian)
     updates: Mapping[learners.Update, Callable[..., Learner]]
-    updates = {"ogd": AdaGradOGD, "ftrl": AdaGradFTRL}
+    updates = {"ogd": library.AdaGradOGD, "ftrl": library.AdaGradFTRL}
     for p, ball, (update, make) in itertools.product(preconditioners, balls, updates.items()):
         delta = 0.0 if update == "ogd" and p != "full" else 1.0
         options: dict[str, Any] = {"preconditioner": p, "delta": delta}

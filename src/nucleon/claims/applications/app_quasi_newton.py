@@ -12,16 +12,7 @@ from torch import Tensor
 from nucleon.claims.applications import needed
 from nucleon.claims.applications.app_rotations import ProjectedDescent
 from nucleon.claims.beside import EXACT, ROUNDS, close
-from nucleon.claims.engine import (
-    Check,
-    Claim,
-    Item,
-    Row,
-    Run,
-    at_least,
-    at_most,
-    below,
-)
+from nucleon.claims.engine import Check, Claim, Item, Row, Run, at_least, at_most, below
 from nucleon.claims.oracle import curvature
 from nucleon.claims.oracle.algebra import Array
 from nucleon.claims.shown import Figure, Panel, Series

@@ -4,14 +4,7 @@ import math
 
 import numpy as np
 
-from nucleon.claims.oracle.algebra import (
-    Array,
-    inner,
-    nuclear,
-    power,
-    trace_root,
-    transposed,
-)
+from nucleon.claims.oracle.algebra import Array, inner, nuclear, power, trace_root, transposed
 from nucleon.claims.oracle.bounds import eta
 from nucleon.claims.oracle.learners import Direction
 from nucleon.claims.oracle.smoothings import Value

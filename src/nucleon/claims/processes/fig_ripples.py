@@ -8,17 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nucleon.claims import optimizers
-from nucleon.claims.engine import (
-    Claim,
-    Item,
-    Row,
-    Rows,
-    Run,
-    at_least,
-    at_most,
-    below,
-    cases,
-)
+from nucleon.claims.engine import Claim, Item, Row, Rows, Run, at_least, at_most, below, cases
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.online.problems import Ripples, random_ripples, random_start
 from nucleon.optim import Leon, Muon, Pion

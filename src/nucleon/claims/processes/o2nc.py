@@ -7,19 +7,9 @@ import torch
 from torch import Tensor
 
 from nucleon import noise
+from nucleon.claims import conversions
 from nucleon.claims.beside import EXACT
-from nucleon.claims.conversions import (
-    FEW,
-    KOLMOGOROV,
-    SHAPE,
-    Measured,
-    Process,
-    agrees,
-    conduct,
-    convert,
-    identity_start,
-    sampling,
-)
+from nucleon.claims.conversions import FEW, KOLMOGOROV, SHAPE, Measured, Process
 from nucleon.claims.engine import Claim, Item, Run, above, at_least, at_most, cases
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.linalg.norms import operator_norm
@@ -61,7 +51,8 @@ def clipped_slope(rounds: int, runs: int, seed: int) -> dict[str, Any]:
         gradient = (w > -depth).double()
         return gradient, gradient
 
-    return convert(process, answers, keep=True)  # its steps go one way: the path is for the lemma
+    # Its steps go one way: the path is for the lemma.
+    return conversions.convert(process, answers, keep=True)
 
 
 def scaling_samples(problem: Kinks, lengths: int, seed: int) -> Tensor:
@@ -95,7 +86,7 @@ def measure(run: Run) -> Iterator[Item]:
     """Convert every learner on one problem, and FTL on a slope."""
     rounds, runs, seed = run.pick(ROUNDS), len(run.seeds(RUNS)), run.seed
     problem = random_kinks(seed, shape=SHAPE)
-    start = identity_start(0.5, runs)
+    start = conversions.identity_start(0.5, runs)
     gap, bound = problem.value(start[0]).item(), problem.gradient_bound
     setting = (start, RHO, DISCOUNT, rounds, bound, seed, gap)
 
@@ -103,8 +94,8 @@ def measure(run: Run) -> Iterator[Item]:
         if name == SLOPE:
             return clipped_slope(rounds, runs, seed)
         learner, options = LEARNERS[name]
-        answers = sampling(problem, rounds, runs, seed)
-        return convert(Process(learner, *setting), answers, **options)
+        answers = conversions.sampling(problem, rounds, runs, seed)
+        return conversions.convert(Process(learner, *setting), answers, **options)
 
     rows = run.each(cases(name=[*LEARNERS, SLOPE]), converted, Measured)
     slope: Measured = rows[-1]
@@ -125,11 +116,11 @@ def measure(run: Run) -> Iterator[Item]:
     yield above(name, Interval.of_mean(slope.gap - printed).low, 0.0)
     share = slope.gap.mean() / slope.bound.mean()
     yield at_least("clipped slope: left/right, means", share, SLOPE_SHARE)
-    yield from conduct(seed)
-    few = sampling(problem, FEW, runs, seed)
+    yield from conversions.conduct(seed)
+    few = conversions.sampling(problem, FEW, runs, seed)
     for name, (learner, options) in LEARNERS.items():
         process = Process(learner, *setting)
-        yield agrees(name, process, few, lambda w: gap - problem.value(w), **options)
+        yield conversions.agrees(name, process, few, lambda w: gap - problem.value(w), **options)
 
     yield rows.listing(
         "Proposition G.1, means over the runs",

@@ -8,21 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from nucleon.claims import optimizers
+from nucleon.claims import conversions, optimizers
 from nucleon.claims.beside import EXACT, close
-from nucleon.claims.conversions import (
-    FEW,
-    SHAPE,
-    Answers,
-    Fall,
-    Measured,
-    Process,
-    agrees,
-    conduct,
-    convert,
-    identity_start,
-    sampling,
-)
+from nucleon.claims.conversions import FEW, SHAPE, Answers, Fall, Measured, Process
 from nucleon.claims.engine import Check, Claim, Item, Rows, Run, above, at_most
 from nucleon.claims.oracle import conversion
 from nucleon.claims.processes.o2nc import ESTIMATE, MOST_ERRORS
@@ -91,18 +79,18 @@ class Target:
     def run(self, learner: Callable[..., Learner], **options: Any) -> dict[str, Any]:
         """Convert a learner as planned."""
         answers, fall = self.answers(self.plan.rounds)
-        return convert(self.process(learner), answers, fall=fall, **options)
+        return conversions.convert(self.process(learner), answers, fall=fall, **options)
 
 
 def kinks(run: Run, optimizer: Planned, rho: tuple[float, float] = KINKS_RHO) -> Target:
     """Return the finite sum with kinks, from a multiple of I."""
     runs, seed = len(run.seeds(RUNS)), run.seed
     problem = random_kinks(seed, shape=SHAPE)
-    start = identity_start(START, runs)
+    start = conversions.identity_start(START, runs)
     value = problem.value(start)
 
     def answers(rounds: int) -> tuple[Answers, Fall]:
-        return sampling(problem, rounds, runs, seed), lambda w: value - problem.value(w)
+        return conversions.sampling(problem, rounds, runs, seed), lambda w: value - problem.value(w)
 
     constants = {
         "rho": run.pick(rho),
@@ -117,7 +105,7 @@ def kinks(run: Run, optimizer: Planned, rho: tuple[float, float] = KINKS_RHO) ->
 
 def resistance(run: Run, optimizer: Planned, height: tuple[float, float] = HEIGHT) -> Target:
     """Return the process that resists a bold second row, ρ = 1."""
-    start = identity_start(0.0, len(run.seeds(RUNS)))
+    start = conversions.identity_start(0.0, len(run.seeds(RUNS)))
     gap, strength = run.pick(height), run.pick(RESISTANCE)
     still = Resistance(start, height=gap, resistance=strength)
 
@@ -190,11 +178,13 @@ def verdicts(
         yield at_most(words.format("left − right"), excess.low, 0.0)
         if row.problem == "resistance":
             yield at_most(words.format("right − left"), -excess.high, 0.0)
-    yield from conduct(run.seed)
+    yield from conversions.conduct(run.seed)
     for target in targets:
         for name, (learner, options) in players.items():
             few = target.answers(FEW)
-            yield agrees(f"{name}, {target.name}", target.process(learner), *few, **options)
+            yield conversions.agrees(
+                f"{name}, {target.name}", target.process(learner), *few, **options
+            )
     yield rows.listing(
         "Planned, and measured ± 3 standard errors over the runs",
         {
