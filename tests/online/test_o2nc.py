@@ -188,7 +188,8 @@ def test_other_states_and_damaged_ones_are_refused_and_change_nothing():
         ({"params": [{"params": [torch.zeros(1, 2)]}] * 2}, "one process"),
         ({"params": [torch.zeros(2, 3), torch.zeros(2, 3).double()]}, "share dtype"),
         ({"learner": lambda shape, **k: FAML(shape, dtype=F64)}, "pass its keywords on"),
-        ({"learner": "faml"}, "callable"),
+        ({"learner": "faml"}, "got 'faml'; pass the class"),
+        ({"learner": FAML((2, 3))}, "pass the class"),
         ({"learner": AdaGradOGD, "params": parameters([(1, 4)])}, "operator-norm ball"),
     ],
 )

@@ -217,6 +217,11 @@ class O2NC(Optimizer):
         self, learner: Callable[..., Learner], options: dict[str, Any]
     ) -> list[Learner]:
         """Return a learner for each parameter."""
+        if not callable(learner):
+            raise TypeError(
+                f"learner must be a class such as online.FAML, or a function that returns a "
+                f"learner, got {learner!r}; pass the class, O2NC calls it"
+            )
         made = getattr(learner, "func", learner)  # of a functools.partial
         accepted = inspect.signature(made).parameters
         kinds = {parameter.kind for parameter in accepted.values()}
