@@ -162,7 +162,7 @@ def test_a_potential_without_constants_is_refused(potential: Potential) -> None:
         search_admissibility(potential, 3, 3)
 
 
-@pytest.mark.parametrize("option", [{"starts": 0}, {"m": 0}])
+@pytest.mark.parametrize("option", [{"starts": 0}, {"m": 0}, {"replicates": 1}])
 def test_bad_options_are_named(option: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(option))} must"):
         search_admissibility(Hyperbolic(), **{"m": 2, "n": 4, **option})  # type: ignore[arg-type]

@@ -106,9 +106,9 @@ def search_admissibility(
         n: columns.
         starts: random starting points, of many scales, for each of the two ratios (default 8).
         steps: of gradient ascent (default 100); each draws new samples.
-        replicates: independent draws of the potential's samples in the final measurement, a quarter
-            of them to choose among the points (default 128; one if nothing is random). Intervals
-            are of 99.9 % where their mean is normal.
+        replicates: independent draws of the potential's samples in the final measurement, at least
+            8 and a quarter of them to choose among the points (default 128; one if nothing is
+            random). Intervals are of 99.9 % where their mean is normal.
         seed: of the starting points.
     """
     stated = potential.admissibility(_checks.count("m", m), _checks.count("n", n))
@@ -118,6 +118,7 @@ def search_admissibility(
             f"to search; pass a smooth potential, for Gaussian of width at least m+2"
         )
     _checks.count("starts", starts)
+    _checks.count("replicates", replicates, minimum=8)  # a quarter has a standard deviation
     generator = torch.Generator().manual_seed(seed)
     stability, smoothness = (_Parameters.random(starts, m, n, generator) for _ in range(2))
     draws = map(potential.redrawn, itertools.count(1))
