@@ -8,7 +8,7 @@ import torch
 from nucleon.online import streams
 from nucleon.online.adversary import build, measure, regret_ratio, search
 from nucleon.online.game import play
-from nucleon.online.learners import FAML, FTL, FTRL
+from nucleon.online.learners import FAML, FTL, FTRL, Shampoo
 from nucleon.online.potentials import Gaussian, Hyperbolic, Nuclear, Regularized
 from nucleon.online.streams import WorstCase, worst_cases
 from nucleon.online.streams.worst_case import to_units
@@ -107,6 +107,7 @@ def test_any_gbpa_learner_can_be_searched_against():
         ({"learner": "ftl"}, "learner"),
         ({"learner": lambda s, _: FAML(s, discount=0.5)}, "discount 1, got 1, 1.0 and 0.5"),
         ({"learner": lambda s, _: FTL(s)}, "Nuclear has no admissibility"),
+        ({"learner": lambda s, _: Shampoo(s)}, "derived from GBPA"),
         ({"shape": (4, 2)}, "m ≤ n"),
         ({"rounds": 1}, "rounds"),
     ],

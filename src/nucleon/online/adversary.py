@@ -133,6 +133,11 @@ def build(
             return FTPL(shape, samples=samples, antithetic=True, seed=seed, dtype=torch.float64)
         return {"faml": FAML, "ftrl": FTRL}[learner](shape, dtype=torch.float64)
     player = learner(shape, seed)
+    if not isinstance(player, GBPA):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"the search climbs through a potential, and {player!r} has none; name a learner "
+            f"derived from GBPA"
+        )
     bound = player.stated_bound
     if (player.radius, player.discount) != (1, 1) or bound is None or bool((bound != 1).any()):
         raise ValueError(
