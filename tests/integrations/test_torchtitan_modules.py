@@ -8,7 +8,7 @@ import re
 import pytest
 from torch import nn
 
-from nucleon.optim.engines.cuda.addresses import place_of
+from nucleon.optim.engines.cuda.addresses import block_layout
 from nucleon.optim.matrices import axes
 from optim import modules
 from optim.modules import parameter, rows_of, silent
@@ -82,4 +82,4 @@ def test_the_kernels_of_cuda_take_its_maps():
     weight = block().attention.qkv_linear.wqkv.weight
     cut = axes.parse(FUSED, tuple(weight.shape))
     assert [(block.rows, block.count) for block in cut] == [(8, 1), (4, 1), (4, 1)]
-    assert None not in [place_of(weight, block) for block in cut]
+    assert None not in [block_layout(weight, block) for block in cut]

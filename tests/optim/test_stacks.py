@@ -78,7 +78,7 @@ def test_the_capacity_of_a_stack(monkeypatch):
     cpu, cuda = (SimpleNamespace(is_cuda=there, **like) for there in (False, True))
 
     def capacity(param, serves, **own):
-        monkeypatch.setattr(engine, "kind", lambda *_: () if serves else None)
+        monkeypatch.setattr(engine, "sides", lambda *_: () if serves else None)
         worklist.matrices(optimizer, 0, optimizer.param_groups[0] | own, [])
         return asked.pop()(param, BLOCK)
 
@@ -91,7 +91,7 @@ def test_the_capacity_of_a_stack(monkeypatch):
 def test_matrices_of_two_engines_are_not_in_one_stack():
     params = [torch.zeros(4, 4), torch.zeros(4, 4).mT, torch.zeros(4, 4)]
     built = stacks.build(
-        [(p, None) for p in params], lambda *_: 2**20, kind=lambda p, _: p.is_contiguous()
+        [(p, None) for p in params], lambda *_: 2**20, key_of=lambda p, _: p.is_contiguous()
     )
     kinds = [[p.is_contiguous() for p in stack.params] for stack in built]
     assert len(built) in (1, 2) and all(len(set(kind)) == 1 for kind in kinds)

@@ -44,9 +44,9 @@ from nucleon.optim.routing.routing import param_groups
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 """States by parameter, so that stages of a pipeline can be cut and joined."""
-_ALWAYS = ("fused", "foreach", "capturable")
+_IMPLEMENTATION = ("fused", "foreach", "capturable")
 """Options that choose an implementation of torch's AdamW; nucleon has one."""
-_OF_PART: WeakKeyDictionary[nn.Module, MatrixOptimizer] = WeakKeyDictionary()
+_OPTIMIZERS: WeakKeyDictionary[nn.Module, MatrixOptimizer] = WeakKeyDictionary()
 """The optimizer of each part of a model."""
 
 
@@ -75,7 +75,7 @@ class MatrixOptimizers(OptimizersContainer[Optimizer]):
                 group.pop("param_names", None)
             self._log_optimizer(optimizer, index, [g["route"] for g in optimizer.param_groups])
             if isinstance(optimizer, MatrixOptimizer):
-                _OF_PART[model_parts[index]] = optimizer
+                _OPTIMIZERS[model_parts[index]] = optimizer
         # The container is an optimizer too, for the sake of the hooks of a step.
         params = [p for each in self.optimizers for g in each.param_groups for p in g["params"]]
         Optimizer.__init__(self, params, {})
@@ -98,7 +98,7 @@ def averaged(model_parts: Sequence[nn.Module]) -> Iterator[None]:
     """Make all parts of a model the average W̄ inside a block, see `MatrixOptimizer.averaged`."""
     with ExitStack() as stack:
         for part in model_parts:
-            optimizer = _OF_PART.get(part)
+            optimizer = _OPTIMIZERS.get(part)
             if optimizer is None:
                 raise RuntimeError(
                     "no optimizer of Muon, Pion or Leon keeps an average; add the override "
@@ -133,7 +133,6 @@ class AveragedCheckpoints(CheckpointManager):
         self.model_parts = model_parts
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Save the raw weights, or W̄ at the end."""
         if not (last_step and self.last_save_model_only):
             return super()._save(curr_step, last_step)
         with averaged(self.model_parts):
@@ -153,13 +152,13 @@ def _options(config: MatrixOptimizers.Config, part: nn.Module) -> dict[str, Any]
     }
     if getattr(part, "lm_head", part) is None:  # a stage of a pipeline without the head
         options.setdefault("head", None)
-    words = {name: options[name] for name in ("head", "overrides") if name in options}
+    routing = {name: options[name] for name in ("head", "overrides") if name in options}
     explicit = {**(options.get("aux") or {})}
     explicit |= {"lr": options["aux_lr"]} if "aux_lr" in options else {}
     patterns = _patterns(config)
     values = {
-        param: _of(name, patterns) | explicit
-        for group in param_groups(part, **words)
+        param: _first_match(name, patterns) | explicit
+        for group in param_groups(part, **routing)
         if group["route"] == "adamw"
         for name, param in group["params"]
     }
@@ -181,7 +180,7 @@ def _patterns(config: MatrixOptimizers.Config) -> list[tuple[str, dict[str, Any]
             continue
         defaults = getattr(torch.optim, kind)([torch.empty(0)]).defaults
         configured = config.optimizer_factory_kwargs_by_name.get(kind, {}) | group.optimizer_kwargs
-        relevant = {name: x for name, x in configured.items() if name not in _ALWAYS}
+        relevant = {name: x for name, x in configured.items() if name not in _IMPLEMENTATION}
         complete = {name: defaults[name] for name in ADAMW_DEFAULTS} | relevant
         if kind == "Adam" and complete["weight_decay"]:
             raise ValueError(
@@ -193,7 +192,7 @@ def _patterns(config: MatrixOptimizers.Config) -> list[tuple[str, dict[str, Any]
     return patterns
 
 
-def _of(name: str, patterns: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+def _first_match(name: str, patterns: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """Return the options of the first pattern that matches a name."""
     first = next((options for pattern, options in patterns if re.search(pattern, name)), None)
     if first is None and patterns:

@@ -235,7 +235,6 @@ class MatrixOptimizer(Optimizer, ABC):
         )
 
     def _check_group(self, group: dict[str, Any], params: Sequence[Tensor] = ()) -> None:
-        """Check the options, and that they fit the dtype of the parameters."""
         options.check(group, self._option_defaults())
         if group["route"] == "matrix":
             self.check_options(group)

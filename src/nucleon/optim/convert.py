@@ -136,10 +136,10 @@ def _options(
 
     The commonest values of a route become options, the others overrides.
     """
-    words = {name: options[name] for name in ("head", "overrides") if name in options}
+    routing = {name: options[name] for name in ("head", "overrides") if name in options}
     with warnings.catch_warnings():  # for_model repeats them
         warnings.simplefilter("ignore", UserWarning)
-        groups = param_groups(model, **words)
+        groups = param_groups(model, **routing)
     aux_lr = {"lr": options["aux_lr"]} if "aux_lr" in options else {}
     explicit = {"matrix": options, "adamw": {**(options.get("aux") or {}), **aux_lr}}
     usual: dict[str, dict[str, Any]] = {}

@@ -40,10 +40,10 @@ def infos(
     reasons: Sequence[str] | None,
     optimizer: str,
 ) -> dict[Tensor, ParameterInfo]:
-    """Return the facts of the parameters of a group, which will contain each of them once.
+    """Return the facts of each parameter of a group, and remove duplicates from the group.
 
-    torch has read the group, so its names are in "param_names". `first` is the index of the first
-    parameter, `axes` a spec of all parameters or of each; routing gives the `reasons`.
+    torch has moved the names into "param_names". `first` is the index of the first parameter,
+    `axes` a spec of all parameters or of each; `reasons` are those of routing, or None.
     """
     names = group.get("param_names") or map(str, itertools.count(first))
     pairs = dict(zip(group["params"], names, strict=False))  # torch has warned of duplicates
@@ -67,7 +67,6 @@ def infos(
 
 
 def _check_params(infos: Infos, group: Mapping[str, Any], optimizer: str) -> None:
-    """Check dtypes, axes and devices of the parameters of a group."""
     for param, info in infos.items():
         complex_too = group["route"] == "adamw" and param.is_complex()
         dtype = param.dtype.to_real() if complex_too else param.dtype

@@ -155,7 +155,7 @@ OF_ADAMW = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
 OWN_OPTIONS = frozenset(
     {"beta2", "coefficients", "gradient_bound", "method", "samples", "smoothing_scale"}
 )
-"""Options that only some of Muon, Pion and Leon have; a group of another one raises on them."""
+"""Options that only some of Muon, Pion and Leon have; groups of the others raise on them."""
 
 
 def added_by(options: type) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def added_by(options: type) -> dict[str, Any]:
 
 
 def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
-    """Return a group completed by the defaults; raise on options that its groups do not have.
+    """Return a group completed by the defaults; raise on options that no group of it has.
 
     Unknown entries are the user's, and are kept.
     """

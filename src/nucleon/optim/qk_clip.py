@@ -42,7 +42,7 @@ class _Side:
     def heads(self) -> int:
         return len(self.longest)
 
-    def see(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+    def observe(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         """Update the largest norms by outputs (…, rows) on this rank; a forward hook."""
         if not module.training:
             return
@@ -181,7 +181,7 @@ class QKClip:
         self._attentions[name] = _Attention(queries, keys, factor, unseen)
         for side in (queries, keys):
             # It runs before the hooks of tensor parallelism, which return plain local outputs.
-            self._hooks.append(side.linear.register_forward_hook(side.see, prepend=True))
+            self._hooks.append(side.linear.register_forward_hook(side.observe, prepend=True))
 
     @torch.no_grad()
     def record(self, name: str, logits: Tensor) -> None:

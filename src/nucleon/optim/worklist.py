@@ -48,7 +48,7 @@ class Worklist:
 def check_inputs(optimizer: HasDirection) -> None:
     """Check rates and gradients, before anything changes.
 
-    Non-finite gradients raise with nonfinite="raise" alone; engines skip them else, see `rest`.
+    Non-finite gradients raise only with nonfinite="raise"; otherwise engines skip them.
     """
     for group in optimizer.param_groups:
         for rate in RATES:
@@ -82,12 +82,12 @@ def structure(optimizer: HasDirection, settings: Sequence[Settings]) -> list[obj
         facts += each.structure
         facts += map(id, params)
         facts += map(id, map(optimizer.state.get, params))
-        facts += map(_LOOK, params)
+        facts += map(_FORM, params)
         facts += map(Tensor.stride, params)
     return facts
 
 
-_LOOK = attrgetter("dtype", "device", "shape")
+_FORM = attrgetter("dtype", "device", "shape")
 
 
 def build(optimizer: HasDirection, settings: Sequence[Settings]) -> Worklist:
@@ -141,13 +141,13 @@ def matrices(
 
     With `restride` every Ĝ is put into the strides that its engine reads.
     """
-    kinds: dict[object, object] = {}
+    sides: dict[object, object] = {}
 
     def served(param: Tensor, block: Block) -> object:
-        key = (*_LOOK(param), strides_of(param), block)
-        if key not in kinds:
-            kinds[key] = cuda.kind(optimizer, group, param, block)
-        return kinds[key]
+        key = (*_FORM(param), strides_of(param), block)
+        if key not in sides:
+            sides[key] = cuda.sides(optimizer, group, param, block)
+        return sides[key]
 
     def capacity(param: Tensor, block: Block) -> int:
         default = 24 if not param.is_cuda else 27 if served(param, block) is not None else 25
@@ -163,11 +163,10 @@ def matrices(
         return Matrices(engine, index, stack.params, states, optimizer, stack)
 
     pairs = [(param, optimizer.infos[param].axes) for param in params]
-    return [work(stack) for stack in stacks.build(pairs, capacity, kind=served, cut=cut)]
+    return [work(stack) for stack in stacks.build(pairs, capacity, key_of=served, cut=cut)]
 
 
 def _owned(optimizer: HasDirection, index: int, group: Mapping[str, Any]) -> Owned:
-    """Return the work of a group under "owner", in rounds."""
     of_rank: dict[int, list[Tensor]] = defaultdict(list)
     states = optimizer.state
     params = [p for p in group["params"] if p in states]  # frozen ones have none

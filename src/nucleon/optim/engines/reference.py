@@ -93,16 +93,16 @@ def advance(
         usable = finite if has_gradient is None else has_gradient & finite
         faded = rest.faded(size, gram)
         moving = usable & ~(faded | rest.resting(quiet, size, hyper.rest))
-        inputs = rest.kept(moving, ahead), rest.kept(moving, smoothing)
+        inputs = rest.masked(moving, ahead), rest.masked(moving, smoothing)
         direction = _direction(work, settings, *inputs)
         all_move = rest.everywhere(moving)
         if not all_move:  # a hook may return NaN for S = 0
-            direction = rest.kept(moving, direction)
+            direction = rest.masked(moving, direction)
         computed = rest.largest(direction) < math.inf
         stepped = usable & computed
 
         if settings.group["certify"]:
-            ledger.record(work, settings, rest.kept(stepped, gradient), direction, stepped)
+            ledger.record(work, settings, rest.masked(stepped, gradient), direction, stepped)
         if not (all_move and bool(computed.all())):
             each, keeps = stepped[:, None, None], (~faded)[:, None, None]
             total = torch.where(each, total * keeps, old)
@@ -136,7 +136,7 @@ def _finite(
 def _direction(work: Matrices, settings: Settings, total: Tensor, smoothing: Tensor) -> Tensor:
     """Return P of the optimizer's `direction`; raise if its shape is not that of S.
 
-    Steps, of ranks too, and `diagnostics` call it; steps on CUDA call `cuda.engine.direction`.
+    `diagnostics` and all steps call it but those of the CUDA engine.
     """
     shape = total.shape  # before the hook: it may work in place
     context = Context(settings.group, work.stack, work.states, settings[work.stack.kind])
@@ -173,13 +173,16 @@ def present_direction(work: Matrices, settings: Settings) -> tuple[Tensor, Tenso
     with exact_products(work.params[0].device):
         total, gram = moments_of(work)
         finite = _finite(work, hyper, rest.largest(total), None, gram)
-        total, smoothing = rest.kept(finite, total), rest.kept(finite, smoothing_of(gram, hyper))
+        total, smoothing = (
+            rest.masked(finite, total),
+            rest.masked(finite, smoothing_of(gram, hyper)),
+        )
         # Copies, since a hook may write into them.
         direction = _direction(work, settings, total.clone(), smoothing.clone())
     quiet = work.stack.gather_own(s["quiet"] for s in work.states)
     resting = rest.resting(quiet, rest.frobenius(total), hyper.rest)
     moves = ~resting & (rest.largest(direction) < math.inf)
-    return total, smoothing, rest.kept(moves, direction)
+    return total, smoothing, rest.masked(moves, direction)
 
 
 # ------------------------------------------------------------------ the weights

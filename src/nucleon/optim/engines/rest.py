@@ -85,7 +85,7 @@ def largest(matrices: Tensor) -> Tensor:
     return torch.maximum(matrices.amax(dim=(-2, -1)), -matrices.amin(dim=(-2, -1)))
 
 
-def kept(mask: Tensor, x: Tensor) -> Tensor:
+def masked(mask: Tensor, x: Tensor) -> Tensor:
     """Return `x` where the mask, (b,), is True and 0 elsewhere; an empty stack is returned."""
     return torch.where(mask[:, None, None], x, 0.0) if x.numel() else x
 

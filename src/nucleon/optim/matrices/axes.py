@@ -40,11 +40,11 @@ class Block:
     place: int
     start: int
     length: int
-    """The section: `length` entries of one factor, from `start`."""
+    """The section: `length` entries from `start` of the factor number `place`."""
     factors: tuple[tuple[int, ...], ...]
-    """For each axis of the parameter, the sizes it is a product of."""
+    """For each axis of the parameter, the sizes of its factors."""
     order: tuple[int, ...]
-    """The factors of all axes, counted in order: those of the batch, of rows, of columns."""
+    """Numbers of the factors over all axes: those of the batch, then of rows, then of columns."""
     batch: tuple[int, ...]
     count: int
     """Number of matrices, the product of `batch`."""
@@ -53,7 +53,7 @@ class Block:
     first: int
     """Number of matrices of the parameter that come before."""
     section: int | None
-    """The number of the section; None where nothing is cut."""
+    """The number of the section; None without sections."""
 
     @property
     def plain(self) -> bool:

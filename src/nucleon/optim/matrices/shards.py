@@ -94,7 +94,6 @@ def of(param: Tensor) -> Shards | None:
 
 
 def _box(param: "DTensor", coordinate: Sequence[int]) -> Box:
-    """Return the box at a coordinate of the mesh."""
     starts, sizes = [0] * param.ndim, list(param.shape)
     placed = zip(param.placements, param.device_mesh.shape, coordinate, strict=True)
     # FSDP2 is the outer axis of the mesh, and shards after tensor parallelism.
@@ -121,7 +120,7 @@ def mesh_groups(param: "DTensor") -> list[dist.ProcessGroup]:
     return [param.device_mesh.get_group(axis) for axis in range(param.device_mesh.ndim)]
 
 
-def kind(param: Tensor) -> object:
+def sharding(param: Tensor) -> object:
     """Return the placements and mesh that tensors computed together share; None if plain."""
     return (param.placements, param.device_mesh) if sharded(param) else None
 

@@ -18,9 +18,9 @@ from nucleon.optim.matrices.parameters import blocks
 LARGEST_GRID = 65535
 """Matrices in a stack at most: a kernel has one program or more for each, along its second axis."""
 Capacity = Callable[[Tensor, Block], int]
-"""Most entries of a stack of such matrices, of a block of a parameter."""
-Kind = Callable[[Tensor, Block], object]
-"""A key that the matrices of a stack share besides shape, dtype and device."""
+"""(parameter, block) → most entries of a stack of such matrices."""
+Key = Callable[[Tensor, Block], object]
+"""(parameter, block) → a key that a stack shares besides shape, dtype, device and sharding."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def build(
     params: Iterable[tuple[Tensor, str | None]],
     capacity: Capacity,
     *,
-    kind: Kind = lambda param, block: None,
+    key_of: Key = lambda param, block: None,
     cut: bool = True,
 ) -> list[Stack]:
     """Return stacks of at most `capacity` entries, one matrix at least, in order of appearance.
@@ -216,7 +216,7 @@ def build(
     for param, spec in params:
         for block in blocks(param, spec) if param.numel() else ():
             shape = (block.rows, block.columns)
-            key = (shape, param.dtype, param.device, shards.kind(param), kind(param, block))
+            key = (shape, param.dtype, param.device, shards.sharding(param), key_of(param, block))
             buckets.setdefault(key, []).append((param, block))
     built: list[Stack] = []
     for pairs in buckets.values():

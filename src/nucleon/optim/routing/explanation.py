@@ -155,7 +155,6 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def _size(count: int) -> str:
-    """Return a number of bytes with a unit."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

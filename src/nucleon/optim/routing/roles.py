@@ -69,10 +69,10 @@ _LENGTHS = "the lengths of weight_norm"
 
 
 def _part(place: Place) -> tuple[str | None, str] | None:
-    """Return the weight that a part equals up to a scale, or None, and the parametrization.
+    """Return (key of the weight, reason) of a part of a parametrized weight; None for no part.
 
-    For the V of W = g·V/‖V‖, W = V/σ₁(V) and W = V∘mask that is W, by torch's parametrizations or
-    the older hooks; other parts do not multiply. Return None for a parameter that is no part.
+    The V of W = g·V/‖V‖, W = V/σ₁(V) and W = V∘mask has the key of W, by torch's parametrizations
+    or the older hooks. Other parts do not multiply: their key is None.
     """
     *_, holder, name = "", *place.path.split(".")
     module: Any = place.module

@@ -42,7 +42,7 @@ def routed(
 ) -> Sequence[Parameter]:
     """Return the parameters of a model with their roles; see `MatrixOptimizer.for_model`.
 
-    Overrides may give `matrix_options` to a matrix.
+    `matrix_options` are those that an override of a matrix may contain.
     """
     parameters = parameters_of(model)
     _apply_overrides(parameters, overrides)

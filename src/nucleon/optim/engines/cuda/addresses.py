@@ -88,16 +88,16 @@ def layout_of(stack: Stack, *, in_order: bool = True) -> Layout | None:
 
     With `in_order` the long side has the order of its axes, otherwise that of the memory.
     """
-    candidates = [place_of(piece.param, piece.block, in_order=in_order) for piece in stack.pieces]
-    places = [place for place in candidates if place is not None]
-    if len(places) < len(candidates) or len({(place.short, place.long) for place in places}) > 1:
+    candidates = [block_layout(p.param, p.block, in_order=in_order) for p in stack.pieces]
+    blocks = [block for block in candidates if block is not None]
+    if len(blocks) < len(candidates) or len({(block.short, block.long) for block in blocks}) > 1:
         return None
-    first = places[0]
-    alike = first.inner is not None and all(place.inner == first.inner for place in places)
+    first = blocks[0]
+    alike = first.inner is not None and all(block.inner == first.inner for block in blocks)
     each = math.gcd(*(piece.count for piece in stack.pieces)) if alike else 1
     offsets = (
-        place.starts[piece.start : piece.stop : each]
-        for place, piece in zip(places, stack.pieces, strict=True)
+        block.starts[piece.start : piece.stop : each]
+        for block, piece in zip(blocks, stack.pieces, strict=True)
     )
     strides = tuple(strides_of(param) for param in stack.params)
     shapes = tuple(param.shape for param in stack.params)
@@ -111,9 +111,9 @@ def strides_of(param: Tensor) -> tuple[int, ...]:
     return _contiguous(tuple(param.shape)) if shards.sharded(param) else param.stride()
 
 
-def place_of(param: Tensor, block: Block, *, in_order: bool = True) -> BlockLayout | None:
+def block_layout(param: Tensor, block: Block, *, in_order: bool = True) -> BlockLayout | None:
     """Return the layout of the matrices of a block; None if two strides per side are too few."""
-    return _place(block, tuple(param.shape), strides_of(param), in_order)
+    return _block_layout(block, tuple(param.shape), strides_of(param), in_order)
 
 
 def has_strides(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -148,7 +148,7 @@ def dense(param: Tensor) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _place(
+def _block_layout(
     block: Block, shape: tuple[int, ...], strides: tuple[int, ...], in_order: bool
 ) -> BlockLayout | None:
     if not _dense(shape, strides):

@@ -24,7 +24,7 @@ from nucleon.linalg._precision import exact_products
 from nucleon.linalg.kernels import triton_works
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import addresses
-from nucleon.optim.engines.cuda.addresses import Side, dense, place_of, restrided
+from nucleon.optim.engines.cuda.addresses import Side, block_layout, dense, restrided
 from nucleon.optim.engines.cuda.program import Launches, Program, Recording
 from nucleon.optim.engines.work import (
     KERNELS,
@@ -75,7 +75,7 @@ def refusal(
         return "momentum_dtype=float64"
     if not dense(param):
         return "its memory has gaps"
-    if place_of(param, block) is None:
+    if block_layout(param, block) is None:
         return "its entries are not apart by two strides per side"
     m, n = sorted((block.rows, block.columns))
     draws = optimizer.draws(group, m, n) if kernel == "perturbed" else None
@@ -103,15 +103,15 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def kind(
+def sides(
     optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block
 ) -> tuple[Side, Side] | None:
     """Return the sides that the matrices of a stack share; None if this engine steps none."""
     if refusal(optimizer, group, param, block) is not None:
         return None
-    place = place_of(param, block)
-    assert place is not None
-    return place.short, place.long
+    layout = block_layout(param, block)
+    assert layout is not None
+    return layout.short, layout.long
 
 
 def restride(stack: Stack, states: Sequence[State]) -> None:
