@@ -37,7 +37,8 @@ def plan(
 ) -> None:
     r"""Compute the discount, radius and rounds that reach a (ρ, ε)-stationary point.
 
-    `nucleon.online.estimate` measures the last three on batches of a model.
+    `nucleon.online.estimate` measures --q-nuclear, --delta and --gradient-bound on batches of a
+    model.
 
     Exit code 0 if the theorem reaches the target, 1 if the target is trivial, not covered or out of
     reach, 2 if the command failed.

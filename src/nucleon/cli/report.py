@@ -29,7 +29,7 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="RUN",
-            help="Runs, or folders of runs: the newest of each id; default: runs.",
+            help="Runs, or folders, of which the newest run of each id is shown; default: runs.",
             show_default=False,
         ),
     ] = None,

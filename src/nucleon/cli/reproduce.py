@@ -44,17 +44,19 @@ def reproduce(
         ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Check all claims.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Check fewer cases, in seconds instead of minutes.")
+    ] = False,
     seeds: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=1000,  # fits into the memory of a small machine
-            help="Repetitions, at least 2 for an interval; default: as many as the claim says.",
+            help="Repetitions, at least 2 for an interval; default: the claim's number.",
             show_default=False,
         ),
     ] = None,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first of the seeds.")] = 0,
+    first_seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
     jobs: Annotated[
         int | None,
