@@ -196,7 +196,6 @@ class Grid:
     first_seed: int = 0
 
     def matches(self, run: Run) -> Iterator[Match]:
-        """Yield the games of a run."""
         count, rounds = len(run.seeds(self.games)), run.pick(self.rounds)
         bound = self.game.get("gradient_bound", 1.0)
         source = {"bound": bound, "seed": self.first_seed + run.seed, "dtype": F64}
@@ -216,7 +215,6 @@ class Grid:
 
 
 def play(run: Run, grid: Grid) -> Rows:
-    """Play a grid."""
     return play_all(run, grid.matches(run))
 
 

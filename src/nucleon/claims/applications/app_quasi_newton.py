@@ -107,7 +107,6 @@ def digits(penalty: float) -> Objective:
 
 
 def online(objective: Objective, method: str) -> dict[str, Any]:
-    """Minimize by steps with one of `LEARNERS`."""
     minimum = online_quasi_newton(
         objective.gradient,
         objective.start,
@@ -195,7 +194,6 @@ def oracle_checks(seed: int) -> Iterator[Check]:
 
 
 def learned_checks(words: str, objective: Objective, learned: CurvatureLearner) -> Iterator[Check]:
-    """Check the regret, the eigenvalues of B_T, and the losses beside the Hessian's."""
     certificate = learned.certificate()
     regret = certificate.regret.item() if certificate.refusal is None else math.nan
     yield at_most(f"{words}: regret", regret, certificate.bound.item())
@@ -208,7 +206,6 @@ def learned_checks(words: str, objective: Objective, learned: CurvatureLearner) 
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Minimize every objective by every method."""
     objectives = [quadratic(50, 1e2 if run.quick else 1e3, run.seed), digits(1e-2)]
     if not run.quick:
         objectives += [quadratic(200, 1e2, run.seed), digits(1e-3)]

@@ -71,11 +71,9 @@ class ProjectedDescent(Learner):
         self.reach = self.radius * math.sqrt(2 * self.sides[0])
 
     def bound(self) -> Tensor:
-        """Return 2√2·D·√m·√Σ‖G_t‖_F²."""
         return 2 * self.reach * self.squares.sqrt()
 
     def action(self) -> Tensor:
-        """Return X_t."""
         return self.center
 
     def update(self, gradient: Tensor) -> None:
@@ -106,7 +104,6 @@ class Procrustes:
         return torch.from_numpy(transposed).mT
 
     def observe(self, u: Tensor, v: Tensor) -> None:
-        """Keep the pairs."""
         first = 0 if self.window is None else -(self.window - 1) * len(u)
         self.u, self.v = torch.cat([self.u[first:], u]), torch.cat([self.v[first:], v])
 
@@ -186,8 +183,6 @@ def mean_errors(stream: Registration, rounds: int) -> tuple[float, float]:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Play every stream with every player."""
-
     def played(stream: str, seed: int, player: str) -> dict[str, Any]:
         rounds = run.pick(HIGH_ROUNDS if "dimension" in STREAMS[stream] else ROUNDS)
         return play(stream, seed, player, rounds)
@@ -248,7 +243,6 @@ def measure(run: Run) -> Iterator[Item]:
 
 
 def regret_checks(rows: Rows) -> Iterator[Check]:
-    """Check that every learner's regret is within its bound, where it is nearest to it."""
     for stream in STREAMS:
         for player in PLAYERS:
             every = rows.where(stream=stream, player=player).column("certificate")

@@ -226,7 +226,6 @@ def curve_checks(curves: Mapping[str, Row], quick: bool) -> Iterator[Check]:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Train at every rate with every method and seed."""
     data, steps = digits(), run.pick(STEPS)
     seeds = [FIRST_SEED + seed for seed in run.seeds(SEEDS)]
 
@@ -255,8 +254,6 @@ def measure(run: Run) -> Iterator[Item]:
 
 
 def shown(curves: Rows, tests: int) -> Iterator[Item]:
-    """Show each method at its best rate, and losses and errors by the rate."""
-
     def loss(curve: Row) -> str:
         losses = curve.losses[curve.best]
         spread = f" ± {losses.std().item():.4f}" if len(losses) > 1 else ""

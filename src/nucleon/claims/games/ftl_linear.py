@@ -46,7 +46,6 @@ GRID = Grid(
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Play every learner on the alternating stream, the GBPA on the Gaussian one."""
     games, seed = play(run, GRID), FIRST_SEED + run.seed
     hard, easy = games.where(stream="alternating"), games.where(stream="gaussian")
     ftl = hard.one(learner="FTL")

@@ -139,7 +139,6 @@ def mean_norms(run: Run, samples: int) -> Tensor:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Measure tails on fixed streams, the adversary, and means of polar factors."""
     fixed, answered = fixed_games(run), adaptive_games(run)
     points = [{"game": name, "options": options} for name, options in CERTIFIED.items()]
     terms = run.each(points, lambda options: off_the_oracle(run.seed, **options))
@@ -184,7 +183,6 @@ def measure(run: Run) -> Iterator[Item]:
 
 
 def figure(fixed: Rows) -> Figure:
-    """Show the tails on fixed streams beside Hoeffding's inequality."""
     levels = [k / 40 for k in range(41)]
     tails = [Series("Hoeffding", levels, [DELTA ** (x**2) for x in levels], style=BOUND)]
     for g, style in zip(fixed, (0, 2, 4), strict=True):

@@ -77,7 +77,6 @@ def oracle_error(name: str, discount: float, seed: int) -> float:
 
 
 def panel(game: Row) -> Panel:
-    """Draw the Bregman and the stability terms of a game beside their bounds."""
     t = game._terms
     curves = [("Bregman", t.bregman, 0)]
     if game.learner != "FTL":
@@ -89,8 +88,6 @@ def panel(game: Row) -> Panel:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Decompose games of every learner on three streams, plain and discounted."""
-
     def game(
         learner: str, stream: str, discount: float, potential: Potential | None = None
     ) -> dict[str, Any]:

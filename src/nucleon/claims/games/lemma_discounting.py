@@ -49,7 +49,6 @@ def errors(discount: float, rounds: int, seeds: Iterable[int]) -> dict[str, floa
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Compare both sides on three kinds of losses, beside exact rational arithmetic."""
     seeds = run.seeds(INSTANCES)
     points = cases(discount=DISCOUNTS, rounds=run.pick(ROUNDS))
     rows = run.each(points, lambda discount, rounds: errors(discount, rounds, seeds))

@@ -100,7 +100,6 @@ def too_small_a_delta() -> float:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Play wild streams and swings, and a few rounds beside the oracle."""
     lengths, gradients = run.pick(LENGTHS), wild_streams(run)
     sides = [{"variant": name, "_side": side, **side} for name in OFFSETS for side in SIDES]
 

@@ -90,7 +90,6 @@ def learners(stream: Tensor, ball: Ball) -> Iterator[tuple[str, str, Learner]]:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Play every learner on every stream and both balls."""
     dimension, rounds, seeds = run.pick(DIMENSION), run.pick(ROUNDS), run.seeds(SEEDS)
     sources, matches = gradients(dimension, len(seeds), rounds, run.seed), list[Match]()
     for (name, stream), ball in itertools.product(sources.items(), BALLS):
@@ -165,7 +164,6 @@ def rankings(sources: Sources, games: Rows) -> Iterator[Check]:
 
 
 def figure(stream: Tensor, games: Rows) -> Figure:
-    """Show regrets and bounds on gradients ±v."""
     spread = directions(stream.shape[-1]).sum(-1).flatten().tolist()  # ‖v‖₁, where ‖v‖₂ = 1
     kinds: dict[Preconditioner, int] = {"scalar": 0, "diagonal": 2}
 

@@ -81,7 +81,6 @@ def turn(learner: Shampoo, horizons: tuple[int, ...]) -> Match:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Play every learner on every stream, solve coarsely, and leave the projection out."""
     shapes, rounds, horizons = run.pick(SHAPES), run.pick(ROUNDS), run.pick(HORIZONS)
     last, small = shapes[-1], (len(horizons), 2, 3)
 
@@ -175,7 +174,6 @@ def against_reference(shape: tuple[int, int], seed: int) -> Iterator[Item]:
 
 
 def figure(gains: Rows, free: Game, kept: Game, horizons: tuple[int, ...]) -> Figure:
-    """Show the gain by side, and the regret with and without the projection."""
     by_side = (
         gains.where(stream=name).line(name, "side", lambda g: g.gain.item(), style)
         for style, name in enumerate(SQUARES)

@@ -44,7 +44,6 @@ def row_regret(gradients: Tensor) -> Tensor:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Play FAML on every stream in every shape."""
     games = play(run, GRID)
     for game in games:
         game.share = (game.trace.regret / game.printed).max().item()

@@ -84,7 +84,6 @@ def statement(shape: tuple[int, int], seed: int) -> Check:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Play FTPL on fixed streams and against the adversary, and widen it."""
     fixed, adaptive = play(run, OBLIVIOUS), play(run, ADAPTIVE)
     widths = [{"width": width} for width in run.pick(WIDTHS)]
     padded = run.each(widths, lambda width: padded_distances(run, width))

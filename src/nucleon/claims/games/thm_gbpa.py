@@ -60,7 +60,6 @@ def random_signs(seed: int) -> Interval:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Play the grid."""
     games = play(run, GRID)
     theorem, others = games.where(plain), games.where(lambda g: not plain(g))
     for name in LEARNERS:

@@ -72,7 +72,6 @@ def random_signs(
 
 
 def reached(run: Run, learner: str, case: WorstCase) -> dict[str, Any]:
-    """Replay a kept stream, and play random signs of its learner, shape and length."""
     ratio, apart = grid.replayed(run, case)
     signs, signs_apart, forced = random_signs(run, learner, case.shape, case.rounds)
     measured = {"shape": case.shape, "rounds": case.rounds, "on_file": case.ratio, "file": apart}
@@ -81,7 +80,6 @@ def reached(run: Run, learner: str, case: WorstCase) -> dict[str, Any]:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Replay every kept stream, and play random signs of its learner, shape and length."""
     kept = [
         case
         for name, key in LEARNERS.items()

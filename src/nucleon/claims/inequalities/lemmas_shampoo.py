@@ -95,7 +95,6 @@ def instance(seed: int, shape: tuple[int, int]) -> Iterator[Row]:
 
 
 def share(sides: theory.Sides) -> float:
-    """Return left over right."""
     return (sides.left / sides.right).item()
 
 
@@ -107,7 +106,6 @@ def equal_gradients(rounds: int) -> dict[str, float]:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Evaluate all lemmas on random streams of four kinds, then where they are equalities."""
     points = cases(seed=run.seeds(INSTANCES), shape=SHAPES)
     instances = run.each(points, lambda seed, shape: {"_rows": list(instance(seed, shape))})
     rows = run.keep(Rows(row for i in instances for row in i._rows))

@@ -83,7 +83,6 @@ def inverse(run: Run, shape: tuple[int, int], shift: float) -> dict[str, float]:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Evaluate random Hessians, inverse moments and inverse Wishart matrices."""
     hessians = run.each(cases(shape=HESSIAN_SHAPES, seed=run.seeds(HESSIANS)), hessian)
     moments = run.each(cases(degrees=DEGREES, noncentrality=NONCENTRALITIES), moment)
     points = cases(shape=WISHART_SHAPES, shift=SHIFTS)

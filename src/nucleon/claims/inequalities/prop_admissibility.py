@@ -135,7 +135,6 @@ def curve_checks(curves: list[Row]) -> Iterator[Check]:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Search every potential at every shape, and draw the trade-off."""
     shapes, seed = run.pick(SHAPES), run.seed
 
     def searched(potential: str, shape: tuple[int, int]) -> dict[str, Any]:

@@ -54,7 +54,6 @@ class Mixture(Potential):
         return self._sum(lambda part, c: part.value_at_root(s, c * root))
 
     def admissibility(self, m: int, n: int) -> Admissibility:
-        """Return the mixed constants."""
         alpha = beta = 0.0
         for part, weight, scale in zip(self.parts, self.weights, self.scales, strict=True):
             constants = part.admissibility(m, n)
@@ -129,7 +128,6 @@ def evaluated(run: Run, seed: int) -> dict[str, Any]:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Draw mixtures, search their constants, and evaluate the proof's inequalities."""
     points = [{"seed": seed} for seed in run.seeds(MIXTURES)]
     rows = run.each(points, lambda seed: evaluated(run, seed))
     yield at_least("smallest αβ stated", rows.column("product"), 0.5)

@@ -48,7 +48,6 @@ class Responses(NamedTuple):
 
 
 def discrete(fraction: float, curvatures: Tensor, steps: int) -> Responses:
-    """Return the responses after T steps."""
     weights = theory.average_weights(fraction, steps)
     times = torch.arange(1, steps + 1, dtype=F64)
     rates = ((steps - times + 1) / (2 * fraction * steps)).clamp_max(1.0)
@@ -170,7 +169,6 @@ def kink(steps: int, runs: int, seed: int) -> dict[str, float]:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Compare curvature by curvature, then on convex losses and at a kink."""
     steps = run.pick(STEPS)
     each = partial(compared, count=CURVATURES, steps=steps)
     rows = run.each(cases(fraction=EXCESS), each)

@@ -37,7 +37,6 @@ METHODS: Mapping[str, tuple[Callable[..., Optimizer], Mapping[str, Any]]] = {
 
 
 def made(method: str, parameter: Tensor, rate: float, seed: int) -> Optimizer:
-    """Return an optimizer of the figure."""
     make, options = METHODS[method]
     options = {**options, "seed": seed} if make is Pion else options
     return make([parameter], rate, momentum=BETA, scale="none", **options)

@@ -83,7 +83,6 @@ def ewa_distances(path: Tensor, discount: float) -> list[tuple[int, Interval]]:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Convert every learner on one problem, and FTL on a slope."""
     rounds, runs, seed = run.pick(ROUNDS), len(run.seeds(RUNS)), run.seed
     problem = random_kinks(seed, shape=SHAPE)
     start = conversions.identity_start(0.5, runs)

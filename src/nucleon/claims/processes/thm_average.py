@@ -150,7 +150,6 @@ def deviations(values: Tensor) -> float:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Run all processes, then take the sums that need none."""
     rounds = run.pick(ROUNDS)
     each = partial(measured, runs=run.pick(RUNS), rounds=rounds, seed=run.seed)
     points = cases(problem=PROBLEMS, radii=RADII)

@@ -56,12 +56,10 @@ class Target:
 
     @cached_property
     def plan(self) -> Plan:
-        """Return γ, D and T of the theorem."""
         return self.planned_for(SHAPE)
 
     @property
     def epsilon(self) -> float:
-        """Return ε."""
         return self.constants["epsilon"]
 
     def planned_for(self, shape: tuple[int, int]) -> Plan:
@@ -77,7 +75,6 @@ class Target:
         return Process(learner, self.start, **setting)
 
     def run(self, learner: Callable[..., Learner], **options: Any) -> dict[str, Any]:
-        """Convert a learner as planned."""
         answers, fall = self.answers(self.plan.rounds)
         return conversions.convert(self.process(learner), answers, fall=fall, **options)
 
@@ -129,7 +126,6 @@ def resistance(run: Run, optimizer: Planned, height: tuple[float, float] = HEIGH
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Plan, run and measure Leon and Muon on both problems."""
     targets = kinks(run, "leon"), resistance(run, "leon")
     learners = {"Leon (FAML)": FAML, "Muon (FTL)": FTL}
     points = [{"target": t, "problem": t.name, "name": n} for t in targets for n in learners]
@@ -151,7 +147,6 @@ def measure(run: Run) -> Iterator[Item]:
 
 
 def arrival(row: Measured) -> Check:
-    """Check that the measured gap is within ε."""
     return at_most(
         f"{row.name}, {row.problem}: gap, upper end", row.mean_gap.high, row.target.epsilon
     )

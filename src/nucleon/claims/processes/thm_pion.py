@@ -17,7 +17,6 @@ HEIGHT = (0.09, 0.099)  # ΔL/ρ under resistance
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Plan, run and measure Pion with several k."""
     targets = thm_leon.kinks(run, "pion", RHO), thm_leon.resistance(run, "pion", HEIGHT)
     samples = run.pick(SAMPLES)
     points = [

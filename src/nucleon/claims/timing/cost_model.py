@@ -226,7 +226,6 @@ def nonnegative(a: Tensor, b: Tensor) -> Tensor:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Time the four rounds over m, n and K, and fit."""
     timed = run.keep(timings(run))
     fits = run.keep(Rows(fit(name, timed.where(method=name)) for name in METHODS))
     yield from fit_checks(fits)
@@ -262,7 +261,6 @@ def measure(run: Run) -> Iterator[Item]:
 
 
 def fit_checks(fits: Rows) -> Iterator[Check]:
-    """Check the exponents and the share of the variance explained."""
     for f in fits:
         row, *rest = (abs(a - b) for a, b in f.exponents)
         yield at_most(f"{f.method}: error of the exponent of m", row, ROW_EXPONENT)

@@ -162,7 +162,6 @@ def median(solved: Rows, name: str, which: Mapping[str, str], tolerance: float =
 
 
 def cost_checks(solved: Rows) -> Iterator[Check]:
-    """Check what the projections cost, and how fast the solvers converge."""
     one_sided = {"learner": "one-sided Shampoo", "stream": STREAMS[0]}
     gradient = {**one_sided, "solver": "projected-gradient"}
     name = f"one-sided, projected gradient to {GAP:g}: time over FAML's"
@@ -186,7 +185,6 @@ def cost_checks(solved: Rows) -> Iterator[Check]:
 
 
 def measure(run: Run) -> Iterator[Item]:
-    """Capture the problems of some rounds and solve each."""
     shape, rounds = run.pick(SHAPE), run.pick(CAPTURED)
     games = run.each(cases(stream=STREAMS), lambda stream: capture(stream, shape, rounds, run.seed))
     problems = [{"stream": game.stream, **problem} for game in games for problem in game._problems]
@@ -228,7 +226,6 @@ def measure(run: Run) -> Iterator[Item]:
 
 
 def shown(solved: Rows, shape: tuple[int, int]) -> Iterator[Item]:
-    """Show the steps of every solver, and its time, by the gap."""
     solvers, learners = (*SOLVERS, TEXTBOOK), ("one-sided Shampoo", "FTRL")
 
     def steps(which: Mapping[str, str], gap: float) -> str:
