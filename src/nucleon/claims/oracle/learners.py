@@ -48,7 +48,11 @@ def augmented(s: Array, smoothing: Array, t: int = 0) -> Array:
 
 def regularized(s: Array, smoothing: Array, t: int = 0) -> Array:
     """Ψ = max ⟨S, X⟩ − ½Tr XᵀLX + ½Tr L over the unit ball, L = Λ^{1/2}: its maximizer."""
-    root = power(smoothing, 0.5)
+    return maximizer(s, power(smoothing, 0.5))
+
+
+def maximizer(s: Array, root: Array) -> Array:
+    """The X of that maximum, from L."""
     largest = np.linalg.eigvalsh(root)[..., -1]
     return minimize(-s, lambda x: root @ x, largest, operator_ball(1.0))
 

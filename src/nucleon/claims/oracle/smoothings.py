@@ -6,20 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nucleon.claims.oracle.algebra import (
-    Array,
-    inner,
-    minimize,
-    nuclear,
-    operator_ball,
-    polar,
-    power,
-    shifted,
-    trace_root,
-    transposed,
-)
-from nucleon.claims.oracle.learners import Noise
-from nucleon.claims.oracle.learners import regularized as maximizer
+from nucleon.claims.oracle import algebra
+from nucleon.claims.oracle.algebra import Array, inner, nuclear, polar, power, shifted, transposed
+from nucleon.claims.oracle.learners import Noise, maximizer
 
 Value = Callable[[Array, Array], Array]
 """(S, Λ) → Ψ(S; Λ)."""
@@ -27,12 +16,16 @@ Value = Callable[[Array, Array], Array]
 
 def hyperbolic_value(s: Array, smoothing: Array) -> Array:
     """Tr √(SSᵀ + Λ)."""
-    return trace_root(s @ transposed(s) + smoothing)
+    return algebra.trace_root(s @ transposed(s) + smoothing)
 
 
 def regularized_value(s: Array, smoothing: Array) -> Array:
-    """⟨S, X⟩ − ½Tr XᵀLX + ½Tr L at its maximizer, L = Λ^{1/2}."""
-    root, x = power(smoothing, 0.5), maximizer(s, smoothing)
+    """Ψ = max ⟨S, X⟩ − ½Tr XᵀLX + ½Tr L over the unit ball, L = Λ^{1/2}."""
+    return _maximum(s, power(smoothing, 0.5))
+
+
+def _maximum(s: Array, root: Array) -> Array:
+    x = maximizer(s, root)
     return inner(s - root @ x / 2, x) + np.trace(root, axis1=-2, axis2=-1) / 2
 
 
@@ -65,16 +58,9 @@ def hyperbolic() -> Smoothing:
 
 def regularized() -> Smoothing:
     """½Tr L + max ⟨S, X⟩ − ½Tr XᵀLX over the unit ball."""
-
-    def slope(s: Array, root: Array) -> Array:
-        largest = np.linalg.eigvalsh(root)[-1]
-        return minimize(-s, lambda x: root @ x, largest, operator_ball(1.0))[None]
-
-    def value(s: Array, root: Array) -> Array:
-        x = slope(s, root)
-        return inner(s - root @ x / 2, x) + np.trace(root) / 2
-
-    return Smoothing(value, slope)
+    return Smoothing(
+        lambda s, root: _maximum(s, root)[None], lambda s, root: maximizer(s, root)[None]
+    )
 
 
 def gaussian(draws: Array) -> Smoothing:
