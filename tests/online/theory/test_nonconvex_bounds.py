@@ -94,7 +94,7 @@ def test_leon_complexity_by_hand():
     assert plan.terms["regret"] == pytest.approx(400 * 9 / 0.01)
     assert plan.terms["gradient_bound"] == pytest.approx(10 * math.sqrt(2) * 4 / 0.1)
     assert plan.rounds == pytest.approx(144_000_000, abs=1)
-    assert plan.valid and not plan.trivial
+    assert plan.valid
 
 
 def test_pion_pays_its_factor():
@@ -128,7 +128,6 @@ def test_the_plan_reaches_epsilon(rho, relative, q_nuclear, loss_gap, gradient_b
         )
         if plan.valid:
             assert reached.total <= epsilon * (1 + 1e-9)
-        assert plan.trivial == (relative >= 1)
         assert plan.rounds >= max(plan.terms.values())
 
 
@@ -136,7 +135,7 @@ def test_conditions_are_named():
     loud = theory.leon_complexity(rows=4, **{**GIVEN, "gradient_bound": 1000.0})
     assert not loud.conditions["gradient_bound_small"] and loud.conditions["discount_at_least_half"]
     large = theory.leon_complexity(rows=4, **{**GIVEN, "epsilon": 45.0, "gradient_bound": 0.01})
-    assert not large.conditions["discount_at_least_half"] and large.trivial and not large.valid
+    assert not large.conditions["discount_at_least_half"] and not large.valid
     assert large.conditions["gradient_bound_small"]
     edge = theory.leon_complexity(rows=4, **{**GIVEN, "epsilon": 30 * math.sqrt(2) * (1 - 1e-12)})
     assert edge.conditions["discount_at_least_half"] and edge.discount == pytest.approx(0.5)

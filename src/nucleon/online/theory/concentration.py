@@ -21,27 +21,24 @@ def ftpl_oblivious_deviation(
     radius: float,
     samples: int,
     delta: float,
-    redraw: bool = True,
 ) -> Tensor:
     """Return D√(2 log(1/δ)·Σ‖G_t‖_*²/k) ≥ Reg_T − E Reg_T with probability ≥ 1−δ, gradients fixed.
 
     Proof by Hoeffding's inequality. By Azuma's it also holds for gradients that answer earlier
     rounds but not the draws of their own, if the norms passed here are bounds fixed beforehand.
-    With `redraw=False` one Z serves all rounds, and the bound is D√(2 log(1/δ)/k)·Σ‖G_t‖_*.
+    Where one Z serves all rounds, the bound is D√(2 log(1/δ)/k)·Σ‖G_t‖_*.
 
     Args:
-        gradient_nuclear_norms: ‖G_t‖_*, (…, T). A learner that keeps sums may pass the one entry
-            √Σ‖G_t‖_*² (with `redraw=False`, Σ‖G_t‖_*) in their place.
+        gradient_nuclear_norms: ‖G_t‖_*, (…, T), or in their place the one entry √Σ‖G_t‖_*²;
+            Σ‖G_t‖_* where one Z serves all rounds.
         radius: D.
         samples: k, the independent draws of a round.
         delta: δ, the probability with which it may fail.
-        redraw: True if every round has its own noise (default True).
     """
     norms = real("gradient_nuclear_norms", gradient_nuclear_norms, gradient_nuclear_norms)
-    size = norms.square().sum(-1).sqrt() if redraw else norms.sum(-1)
     log = -math.log(_checks.fraction("delta", delta))
     scale = math.sqrt(2 * log / _checks.count("samples", samples))
-    return _checks.positive("radius", radius) * scale * size
+    return _checks.positive("radius", radius) * scale * norms.square().sum(-1).sqrt()
 
 
 def ftpl_adaptive_deviation(

@@ -5,7 +5,7 @@ of radius D has D times as much.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -45,8 +45,6 @@ class Complexity:
     """The three lower bounds on T: descent, regret and gradient_bound."""
     conditions: dict[str, bool]
     """Assumptions of the proof on ε, by name, and if they hold."""
-    trivial: bool
-    """ε ≥ ‖Q‖_*: every point is stationary to that accuracy."""
 
     @property
     def valid(self) -> bool:
@@ -150,7 +148,7 @@ def pion_complexity(
     for ε ≤ 10√2·C‖Q‖_* (so that γ ≥ ½) and ε ≤ 10√2·C‖Q‖_*²/(mG).
     """
     factor = ftpl_factor(rows, width)
-    complexity = leon_complexity(
+    return leon_complexity(
         rho=rho,
         epsilon=epsilon,
         q_nuclear=factor * q_nuclear,
@@ -158,7 +156,6 @@ def pion_complexity(
         gradient_bound=factor * gradient_bound,
         rows=rows,
     )
-    return replace(complexity, trivial=epsilon >= q_nuclear)
 
 
 def leon_complexity(
@@ -209,7 +206,6 @@ def leon_complexity(
         rounds=max(1, math.ceil(max(terms.values()))),
         terms=terms,
         conditions=conditions,
-        trivial=epsilon >= q_nuclear,
     )
 
 
