@@ -237,7 +237,6 @@ class _Smoothness(NamedTuple):
         return 2 * (ahead - here - slope) / self.unit, errors / self.unit
 
 
-_Points = _Stability | _Smoothness
 _P = TypeVar("_P", _Stability, _Smoothness)
 
 
@@ -277,7 +276,7 @@ def _ascend(
     return points(_Parameters(*(p.detach() for p in parameters)))
 
 
-def _estimate(points: _Points, stated: float, measure: _Measurement) -> Estimate:
+def _estimate(points: _Stability | _Smoothness, stated: float, measure: _Measurement) -> Estimate:
     """Choose the best point on some fresh samples, then measure it on others."""
     ratio, margin = measure(points.measured, share=0.25)
     index = int((ratio - margin).argmax())

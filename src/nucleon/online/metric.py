@@ -4,8 +4,8 @@
 
 which is the projection of −H⁺c in the metric of H, for c in the range of H. On the ℓ2 ball
 x = −(H + λI)⁻¹c, with a scalar root λ ≥ 0. On the ℓ∞ ball a diagonal H clips every coordinate, and
-a full one leaves a box-constrained program, solved to a gap. Vectors are (…, d) in float64; nothing
-here is checked, its callers have done that.
+a full one leaves a box-constrained program, solved to a gap. Vectors are (…, d) in float64, and no
+argument is checked.
 """
 
 from typing import Literal, NamedTuple

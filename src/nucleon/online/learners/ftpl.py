@@ -35,9 +35,9 @@ _TAIL = 12.0  # e^(−72) of the integrand's peak is left out beyond so many dev
 class FTPL(GBPA):
     """Follow the perturbed leader: X_{t+1} = −D·mean of polar([S_t 0] + LZ)'s leading block.
 
-    The theorem is on the mean over Z against gradients fixed before Z is drawn. Against one that
-    answers the sampled action the regret is linear in T, and so is what `certificate` adds to the
-    bound for a given δ; without one it refuses. With `redraw=False` it always does.
+    The theorem is on the mean over Z against gradients fixed before Z is drawn. Against gradients
+    that answer the sampled actions the regret is linear in T: `certificate(delta=δ)` adds as much
+    to the bound, `certificate()` refuses, and with `redraw=False` both refuse.
 
     Args:
         samples: draws of Z per round (default 16).

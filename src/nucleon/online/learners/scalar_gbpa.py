@@ -20,7 +20,7 @@ class ScalarGBPA(Learner):
     ℓ_t² = G² + Σ‖G_s‖_F². Its bound is of order √m·D·√Σ‖G_t‖_F², never below D·Tr√M.
 
     Args:
-        gradient_bound: G ≥ ‖G_t‖_F, the Frobenius norm; one above is refused (default 1.0).
+        gradient_bound: G ≥ ‖G_t‖_F, the Frobenius norm; one above raises an error (default 1.0).
         eta: η; None is √m, m the shorter side (default None).
     """
 

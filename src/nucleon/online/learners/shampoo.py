@@ -189,7 +189,7 @@ class KroneckerFTRL(ProjectedLearner):
     """X_{t+1} = argmin ⟨S_t, X⟩ + Tr(XᵀL_tXR_t)/(2η) on the ball, L and R fourth roots.
 
     Args:
-        gradient_bound: G ≥ ‖G_t‖_op; a gradient above it is refused (default 1.0).
+        gradient_bound: G ≥ ‖G_t‖_op; a gradient above it raises an error (default 1.0).
         options: see `ProjectionOptions`; η is D/√2 by default.
     """
 
@@ -227,7 +227,7 @@ class KroneckerFTRL(ProjectedLearner):
         pairs = (self.epsilon + left) ** 0.25 * (self.epsilon + right[..., :short]) ** 0.25
         energy = (left.sqrt().sum(-1) * right.sqrt().sum(-1)).sqrt()
         exact = self.radius**2 / (2 * self.eta) * pairs.sum(-1) + self.eta * energy
-        return exact + self.gaps + 2 * self.radius * self.excess
+        return exact + self.gaps + self._bounded()[1]
 
     def _bounded(self) -> tuple[Tensor, Tensor]:
         bound = torch.full_like(self.excess, self.gradient_bound)
