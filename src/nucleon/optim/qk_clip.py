@@ -172,8 +172,9 @@ class QKClip:
                 f"{head_size}, the same number of queries a key; correct head_size, query_rows or "
                 f"key_rows"
             )
-        wide = _checks.work_dtype(query.weight.dtype)
-        zeros = [query.weight.new_zeros(count // head_size, dtype=wide) for count in counts]
+        # On the weight's device, but plain: new_zeros of a DTensor is a DTensor.
+        local, wide = shards.local(query.weight), _checks.work_dtype(query.weight.dtype)
+        zeros = [local.new_zeros(count // head_size, dtype=wide) for count in counts]
         queries = _Side(query, query_rows, head_size, zeros[0])
         keys = _Side(key, key_rows, head_size, zeros[1])
         unseen = torch.full_like(queries.longest, -torch.inf)
