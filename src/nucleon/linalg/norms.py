@@ -48,10 +48,10 @@ def operator_norm_bound(x: Tensor) -> Tensor:
 
 
 def surely_within(x: Tensor, limit: float | Tensor) -> bool:
-    """Return True if every ‖X‖_op is surely at most its limit; unchecked, synchronizes.
+    """Return True if every ‖X‖_op is at most its limit beyond doubt; unchecked, synchronizes.
 
-    Then ‖X‖_F is within the limit too, or I − XXᵀ/limit² has a Cholesky factor. Rounding gets room
-    of 1e-10: a norm that near to its limit returns False.
+    The proof is ‖X‖_F ≤ limit or a Cholesky factor of I − XXᵀ/limit². Both leave 1e-10 to rounding,
+    so a norm that near to its limit is in doubt.
     """
     x = x.double() if x.shape[-2] <= x.shape[-1] else x.double().mT
     limit = torch.as_tensor(limit, dtype=x.dtype, device=x.device).clamp_min(1e-300)

@@ -95,7 +95,7 @@ class Ledger:
         return self.loss + self.radius * nuclear_norm(self.total)
 
     def norm(self, action: Tensor) -> Tensor:
-        """Return ‖X‖ ≤ ‖X‖_op in the norm of the ball, float64, () or (b,)."""
+        """Return ‖X‖ in the norm of the ball, at most ‖X‖_op, float64, () or (b,)."""
         return operator_norm(action).double()
 
     def tensors(self) -> dict[str, Tensor]:
