@@ -93,13 +93,13 @@ def against_oracle(*games: Iterable[Row]) -> Iterator[Item]:
     yield rows.listing(title, columns | {"bound": "bound"})
 
 
-# ---------------------------------------------------------------------- what both are given
+# ---------------------------------------------------------------------- inputs of both
 
 
 def leaning(
     shape: tuple[int, ...], *, bound: float = 1.0, seed: int = 0, rounds: int = ROUNDS
 ) -> Tensor:
-    """Return half of a Gaussian stream and half of G·I, (T, …, m, n): so that the ball binds."""
+    """Return half of a Gaussian stream and half of G·I, (T, …, m, n), which makes the ball bind."""
     stream = streams.gaussian(shape, bound=bound, seed=seed, dtype=F64)
     gradients = torch.stack([stream.gradient(t) for t in range(1, rounds + 1)])
     return (gradients + bound * torch.eye(*shape[-2:], dtype=F64)) / 2
@@ -177,7 +177,7 @@ def gbpa_games(
             options: dict[str, Any] = {"FTRL": SOLVER, "FTPL": {"samples": samples, "seed": seed}}
             options = {**game, "gradient_bound": gradient_bound, **options.get(name, {})}
             factor = variant.get("factor", 1.0)
-            if factor != 1.0:  # as a number, which the oracle knows by itself
+            if factor != 1.0:
                 options["eta"] = factor * bounds.eta(twins.smoothing(name, shape).constants)
             twin = twins.gbpa(name, shape, **game, bound=gradient_bound, factor=factor, noise=draws)
             title = ", ".join((name, label(shape), *(f"{k} {v:g}" for k, v in variant.items())))
@@ -193,9 +193,9 @@ def projected_games(
     epsilon: float = 0.0,
     seed: int = 0,
 ) -> Iterator[Row]:
-    """Compare the learners with a projection, whose solution ε > 0 or a square shape makes unique.
+    """Compare the learners with a projection, which is unique for ε > 0 or a square shape.
 
-    With an ε of Shampoo's roots, or with a factor on the theorem's η, there is no bound.
+    With an ε in Shampoo's roots, or with a factor on the theorem's η, there is no bound.
     """
     for name in names:
         options: dict[str, Any] = {"epsilon": epsilon} if "Shampoo" in name else {}
@@ -222,7 +222,7 @@ def vector_games(
     radius: float = 1.0,
     seed: int = 0,
 ) -> Iterator[Row]:
-    """Compare the learners of Appendix B on rows; without δ early actions of the full OGD tie."""
+    """Compare the learners of Appendix B on rows, full OGD with a δ that makes actions unique."""
     shape = (2, 1, dimension)
     gradients = leaning(shape, seed=seed)
     common: dict[str, Any] = {"radius": radius, "dtype": F64}

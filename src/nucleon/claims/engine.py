@@ -242,7 +242,7 @@ class Settings:
 
 
 class Progress:
-    """A listener to how far a run is; this one shows nothing."""
+    """Listener to the progress of a run; this class shows nothing."""
 
     def begin(self, total: int) -> None:
         """Begin a stage of `total` units of about equal time."""
@@ -258,7 +258,7 @@ class Run:
     Args:
         settings: options of the run.
         progress: listener that is notified of every case.
-        records: of the rows measured so far.
+        records: trace so far, a JSON object for each measured row.
     """
 
     settings: Settings
@@ -292,7 +292,7 @@ class Run:
         """Measure every case, a mapping of names, and return it with the measured fields.
 
         A name that is no parameter of `measure` labels the row alone. `kind` is the class of rows.
-        A row of which JSON can hold nothing that was measured is left out of the trace.
+        A row enters the trace if JSON can hold at least one of its measured fields.
         """
         every, rows, accepted = list(points), Rows(), inspect.signature(measure).parameters
         self.progress.begin(len(every))

@@ -69,7 +69,7 @@ class Game(Row):
     def ratio(self) -> float:
         """Return the largest regret over its bound, in any game after any recorded round.
 
-        It is 0 where both are, as OGD's are before the first gradient that is not zero.
+        It is 0 where both are 0, as for OGD before its first nonzero gradient.
         """
         regret, bound = self.trace.regret, self.trace.bound
         nothing = (regret == 0) & (bound == 0)
@@ -174,13 +174,13 @@ class Grid:
         streams: by name; each is made with a shape, the gradient bound and a seed.
         shapes: (m, n) of one game.
         rounds: (full, quick).
-        games: how many beside each other, (full, quick), unless the user says.
+        games: number of games side by side, (full, quick); the user's `seeds` overrides it.
         game: options of every learner.
-        variants: further options; `factor` is one on the theorem's η.
-        keep: the cases that are played, by their fields (all of them).
-        draws: games of a learner that draws noise, at least (1).
+        variants: further options; `factor` multiplies the theorem's η.
+        keep: returns True for a case that is played (all of them).
+        draws: least number of games of a learner that draws noise (1).
         watch: fields that are measured of the learner after each recorded round.
-        first_seed: of the streams, to which the user's is added (0).
+        first_seed: added to the user's first seed for the streams (0).
     """
 
     learners: Mapping[str, Make]
@@ -243,16 +243,16 @@ LEAST: Mapping[str, float] = {
     "Kronecker FTRL": 0.9,
     "scalar GBPA": 0.8,
 }
-"""The share of its bound that each learner loses on the swing of 200 rounds, at least: a regression
-line, what they lose rounded down, so that a bound that is too large does not pass."""
+"""Least share of its bound that each learner loses on the swing of 200 rounds: a regression line,
+the measured share rounded down. A bound that is too large misses it."""
 SWING_ROUNDS = 200
 
 
 def swing(rounds: int, push: float = math.sqrt(2)) -> Tensor:
     """Return signs, (T,), float64: they alternate, and the last push·√T lead to the other edge.
 
-    Alternating costs every learner what its bound says of standing still, the way across a ball of
-    diameter 2D, which takes √(2T) rounds of gradient descent with η = √2·D, most of that again.
+    Alternating costs every learner about what its bound allows without movement. The way across the
+    ball of diameter 2D, √(2T) rounds of gradient descent with η = √2·D, costs most of that again.
     """
     last = math.ceil(push * math.sqrt(rounds))
     signs = -((-1.0) ** torch.arange(1, rounds + 1, dtype=F64))
@@ -271,16 +271,16 @@ def swung(learner: Learner, bound: float = 1.0) -> float:
 
 
 def worst_streams(run: Run, learner: str) -> list[WorstCase]:
-    """Return the worst streams on file for a learner, in a quick run of at most 30 rounds."""
+    """Return the worst streams on file for a learner; in a quick run those of at most 30 rounds."""
     longest = 30 if run.quick else math.inf
     return [c for c in streams.worst_cases() if c.learner == learner and c.rounds <= longest]
 
 
 def replayed(run: Run, case: WorstCase) -> tuple[Ratio, float]:
-    """Play a stream on file with its learner; FTPL with other noise than the search had.
+    """Return a learner's share of its bound on a stream on file, and the distance to that on file.
 
-    Beside its share of the bound is the distance to that on file, over 1e-4, which is above what
-    FTRL's solver leaves open, or over 5 standard errors of both shares.
+    The distance is over 5 standard errors of both for FTPL, whose noise is not that of the search,
+    and for the others over 1e-4, which is more than FTRL's solver leaves open.
     """
     games, seed = len(run.seeds((64, 16))), 10_000 + run.seed
     ratio = measure(cast(Searched, case.learner), case.gradients, games=games, first_seed=seed)

@@ -47,9 +47,9 @@ METHODS: Mapping[str, Callable[..., Optimizer]] = {
 EQUAL = 1.25
 """Test losses within this factor count as equal, between methods as between rates of one.
 
-It is what another seed brings, a standard deviation of Muon's losses (23 %), and less than its rate
-being off by an octave (31 % at least). Of the difference of two means over 25 seeds it is more than
-two standard errors, √2·6 % each, so that luck calls no rate bad.
+Another seed changes Muon's loss as much (a standard deviation of 23 %), a rate off by an octave
+changes it more (31 % at least). It is more than two standard errors, √2·6 % each, of the difference
+of two means over 25 seeds, so luck calls no rate bad.
 """
 CONFIDENCE = 0.95
 NARROWER = 1.0

@@ -15,9 +15,8 @@ FIRST_SEED = 1000
 """Seeds below were looked at while the tolerance was made; it is judged on others."""
 
 # Settled before a seed from FIRST_SEED on was run. FTL's regret is D·G·m·(T − ½), of a slope
-# above 1. The others' theorems promise √T, to which terms of lower order add at finite T, most for
-# small gradients beside G; what tells √T from T without a constant of our own is the nearer
-# exponent, on this side of the midpoint of ½ and 1.
+# above 1. The theorems of the others promise √T and terms of lower order, which count most where
+# the gradients are small beside G. The midpoint of the exponents ½ and 1 separates √T from T.
 LINEAR, ROOT = 0.99, 0.75
 ROUNDING = 1e-9
 

@@ -28,7 +28,7 @@ ADAPTIVE_SAMPLES = (1, 4, 16)
 ADAPTIVE_ROUNDS = (1000, 400)
 MEANS = (20_000, 4000)
 
-LINEAR = 0.85  # what counts as linear growth
+LINEAR = 0.85  # exponent of linear growth
 NEAR = 0.1  # of the normal quantile, which a sum of T bounded terms nearly has
 ERRORS = 4.0  # standard errors of a frequency
 NORMAL = NormalDist().inv_cdf(1 - DELTA) / math.sqrt(-2 * math.log(DELTA))

@@ -28,8 +28,8 @@ GAUSSIAN_FACTOR = 2.0  # "the same bound" of the paper, as an order: √(2αβ) 
 BALLS: Mapping[Ball, str] = {"l2": "ℓ2", "linf": "ℓ∞"}
 GAUSSIAN = "Gaussian FTPL"
 LEAST = {"OGD, scalar": 0.6, "FTRL, scalar": 0.6, GAUSSIAN: 0.6}
-"""Share of its bound that each loses on the swing, where one coordinate plays the scalar game; what
-the d−1 others pay δ for in FTRL's diagonal and full bounds is left out of it."""
+"""Least share of its bound that each loses on the swing: one coordinate plays the scalar game.
+FTRL's diagonal and full bounds also pay δ for the other coordinates, and are left out."""
 
 Sources = Mapping[str, Tensor]
 
@@ -124,9 +124,9 @@ def measure(run: Run) -> Iterator[Item]:
 
 
 def rankings(sources: Sources, games: Rows) -> Iterator[Check]:
-    """Check which bound is the smaller on which ball, and what is not as printed.
+    """Check which bound is the smaller on which ball, and three departures from the print.
 
-    That is the diameter, δ on ℓ∞, and the constant of the Gaussian method.
+    They are the diameter, δ on ℓ∞, and the constant of the Gaussian method.
     """
 
     def ratios(preconditioner: Preconditioner, ball: Ball, update: Update = "ogd") -> list[Tensor]:

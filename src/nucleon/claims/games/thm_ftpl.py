@@ -23,7 +23,7 @@ SAMPLES = (1, 4, 16)
 WIDTHS = ((8, 16, 32, 128, 512, 2048), (8, 32, 1024))
 NEARER_FROM = 32
 WIDTH_SAMPLES = (4096, 1024)
-LINEAR = 0.85  # what counts as linear growth
+LINEAR = 0.85  # exponent of linear growth
 
 
 def printed(learner: FTPL) -> Tensor:

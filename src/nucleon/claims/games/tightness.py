@@ -46,11 +46,10 @@ def compared(case: WorstCase) -> Row:
 def random_signs(
     run: Run, name: str, shape: tuple[int, int], rounds: int
 ) -> tuple[float, float, float]:
-    """Return what random signs times random isometries cost, in the mean over the signs.
+    """Measure D·E‖Σε_tG_t‖_*, the mean cost of random signs times random isometries.
 
-    First D·E‖Σε_tG_t‖_* over the learner's bound, then the distance from it of the mean regret of
-    games on the first of them, over three standard errors; last it over what the certificate says
-    that signs could force.
+    Return its share of the learner's bound; the distance of the mean regret of the first games from
+    it, over three standard errors; and its ratio to what signs force according to the certificate.
     """
     ids = torch.arange(run.pick(SIGNS))
     flips = noise.signs((len(ids), rounds), seed=run.seed, stream=ids, step=_SIGNS, dtype=F64)

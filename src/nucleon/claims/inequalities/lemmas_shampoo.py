@@ -20,8 +20,8 @@ INSTANCES = (40, 4)
 LENGTHS = ((10, 100, 1000, 10_000), (10, 100, 1000))
 ETAS = (0.3, math.sqrt(2), 5.0)
 
-# Pseudo-inverse roots of a nearly singular Gram differ with the cutoff; of the summed forms that
-# moves a share of about √eps.
+# Pseudo-inverse roots of a nearly singular Gram differ with the cutoff, which moves the
+# summed forms by about √eps of them.
 AGREE = 1e-6
 ROUNDING = 1e-9
 

@@ -14,7 +14,7 @@ ACTIONS: dict[str, Callable[[float], float]] = {
 
 
 def ratio(learner: str, gradients: Iterable[float]) -> float:
-    """Regret over the bound of Theorem 3.2; FTPL's in the mean over its noise."""
+    """Regret over the bound of Theorem 3.2."""
     alpha, beta = CONSTANTS[learner]
     eta, root = math.sqrt(alpha / beta), math.sqrt(alpha * beta)
     total, square, loss, first = 0.0, 1.0, 0.0, 0.0

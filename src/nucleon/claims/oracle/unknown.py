@@ -1,7 +1,7 @@
 """Without a bound on the gradients: Remark B.1 for AdaGrad-FTRL, and for the GBPA.
 
-The bound in force is the largest norm of the rounds before. What lies above it is fed, or cut off,
-and costs 2D‖E_t‖. The first gradient answers X_1 = 0, and costs nothing more.
+The bound in force is the largest norm of the rounds before. The part E_t of a gradient above it is
+fed or cut off, and costs 2D‖E_t‖. The first gradient answers X_1 = 0, and costs nothing more.
 """
 
 import math

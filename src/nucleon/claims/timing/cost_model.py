@@ -31,9 +31,9 @@ REPEATS = 4
 TINY = 8
 """Rows of a matrix whose flops cost nothing: its time is what starting the operations takes."""
 
-# Settled before the times on this grid were measured. The formulas are leading terms. Let what they
-# leave out, as good as proportional to m² and mn beside the m³ and m²n they count, take as long as
-# the flops at m = LEADS, and less beyond.
+# Settled before the times on this grid were measured. The formulas are leading terms. What they
+# leave out is nearly proportional to m² and mn, beside the m³ and m²n they count. It may take as
+# long as the flops at m = LEADS, and less beyond.
 LEADS = 128
 # Then the time goes as m³ + LEADS·m²: the exponent of m, the mean of 3 − LEADS/(m + LEADS) over
 # the rows, is low by a third. And a flop with n may cost up to twice one without, or the reverse.
@@ -143,7 +143,7 @@ METHODS: dict[str, TimedMethod] = {
 
 
 def timings(run: Run) -> Rows:
-    """Return the least of a few CPU times each, as whatever else runs only adds to one.
+    """Return the least of a few CPU times of each point; other processes only add to a time.
 
     The repeats go over all points in turn, so that a slow spell hits few. Beside the seconds is
     the `overhead`, those of the same operations on tiny matrices.
