@@ -44,10 +44,15 @@ def close(name: str, *errors: float | Array, limit: float = EXACT) -> Check:
     return at_most(name, map(largest, errors), limit)
 
 
+def share(sides: theory.Sides) -> float:
+    """Return left over right of an inequality."""
+    return (sides.left / sides.right).item()
+
+
 def sides_of(sides: theory.Sides, expected: tuple[float, float]) -> dict[str, float]:
     """Return left over right of an inequality, and the larger relative distance to the oracle's."""
     apart = (abs(mine.item() / other - 1) for mine, other in zip(sides, expected, strict=True))
-    return {"share": (sides.left / sides.right).item(), "apart": worst(apart)}
+    return {"share": share(sides), "apart": worst(apart)}
 
 
 def played(learner: Learner, gradients: Iterable[Tensor], **options: Any) -> Array:

@@ -168,16 +168,16 @@ def enumerated(rounding: SignRounding, *, special: bool = False) -> Tensor:
     return torch.einsum("k,kij->ij", chances, rounding.left * values[:, None, :] @ rounding.right)
 
 
-def mean_errors(stream: Registration, rounds: int) -> tuple[float, float]:
-    """Return how far E[R] is from X_t, and SO(n)'s from X_t plus its stated bias, at most."""
-    learner, plain, special = OnlineRotations(stream.dimension, dtype=F64), 0.0, 0.0
+def mean_errors(stream: Registration, rounds: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Return E[R] − X_t of every round, and the same for SO(n) less its stated bias."""
+    learner = OnlineRotations(stream.dimension, dtype=F64)
+    plain, special = list[Tensor](), list[Tensor]()
     for t in range(1, rounds + 1):
         x = learner.matrix()
         rounding = SignRounding.of(x)
         stated = rounding.matrix(rounding.special_signs(rounding.sigma))
-        plain = worst((plain, (enumerated(rounding) - x).abs().max().item()))
-        mean = enumerated(rounding, special=True)
-        special = worst((special, (mean - stated).abs().max().item()))
+        plain.append((enumerated(rounding) - x).abs())
+        special.append((enumerated(rounding, special=True) - stated).abs())
         learner.observe(*stream.pairs(t))
     return plain, special
 

@@ -47,7 +47,7 @@ METHODS: Mapping[str, Callable[..., Optimizer]] = {
 EQUAL = 1.25
 """Test losses within this factor count as equal, between methods as between rates of one.
 
-Another seed changes Muon's loss as much (a standard deviation of 23 %), a rate off by an octave
+Another seed changes Muon's loss by as much (a standard deviation of 23 %), a rate off by an octave
 changes it more (31 % at least). It is more than two standard errors, √2·6 % each, of the difference
 of two means over 25 seeds, so luck calls no rate bad.
 """

@@ -7,7 +7,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from nucleon.claims.beside import sides_of
+from nucleon.claims.beside import share, sides_of
 from nucleon.claims.engine import Claim, Item, Row, Rows, Run, at_least, at_most, cases, worst
 from nucleon.claims.oracle import lemmas
 from nucleon.claims.shown import Figure, Panel, Series, level
@@ -92,10 +92,6 @@ def instance(seed: int, shape: tuple[int, int]) -> Iterator[Row]:
         for name, d in descents.items():
             twin = lemmas.mirror_descent(*(part.numpy() for part in d), eta=eta)
             yield Row(lemma=name, **sides_of(theory.mirror_descent_regret(*d, eta=eta), twin))
-
-
-def share(sides: theory.Sides) -> float:
-    return (sides.left / sides.right).item()
 
 
 def equal_gradients(rounds: int) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from nucleon import noise
+from nucleon.claims.beside import share
 from nucleon.claims.engine import Claim, Item, Run, at_least, at_most, cases, label
 from nucleon.claims.oracle import lemmas
 from nucleon.claims.shown import Figure, Panel, Series, level
@@ -45,15 +46,14 @@ def hessian(seed: int, shape: tuple[int, int]) -> dict[str, float]:
     # A difference has an absolute error, the bound a relative one.
     apart = max(abs(sides.left.item() - left), abs(sides.right.item() / right - 1))
     off = theory.nuclear_hessian(x, d - d @ vt[:m].mT @ vt[:m]) if n > m else None
-    outside = math.nan if off is None else (off.left / off.right).item()
-    return {"share": (sides.left / sides.right).item(), "apart": apart, "off": outside}
+    return {"share": share(sides), "apart": apart, "off": share(off) if off else math.nan}
 
 
 def moment(degrees: int, noncentrality: float) -> dict[str, float]:
     """Evaluate E.2."""
     sides = theory.inverse_chi_square(degrees, noncentrality)
     apart = sides.left.item() / lemmas.inverse_moment(degrees, noncentrality) - 1
-    return {"share": (sides.left / sides.right).item(), "apart": abs(apart)}
+    return {"share": share(sides), "apart": abs(apart)}
 
 
 def inverse(run: Run, shape: tuple[int, int], shift: float) -> dict[str, float]:
@@ -67,8 +67,7 @@ def inverse(run: Run, shape: tuple[int, int], shift: float) -> dict[str, float]:
     z = noise.normal((run.pick(SAMPLES), m, n), seed=run.seed, stream=m, dtype=F64)
     y = torch.zeros(shape, dtype=F64)
     y[0, 0] = shift
-    sides = theory.inverse_wishart(y, z)
-    largest, unit = (sides.left / sides.right).item(), n - m - 1
+    largest, unit = share(theory.inverse_wishart(y, z)), n - m - 1
     entries = torch.linalg.inv((z + y) @ (z + y).mT).diagonal(dim1=-2, dim2=-1) * unit
     first, others = entries[:, 0], entries[:, 1:].mean(-1)
     return {
