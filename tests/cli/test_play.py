@@ -153,10 +153,10 @@ def test_learners_potentials_and_streams_of_ones_own(play, tmp_path, monkeypatch
     done = play("mine:Mine", "gbpa:potential=hyperbolic", "--stream", "mine:Constant", *words[2:])
     assert done.exit_code == 0, done.output
     for bad, said in (
-        (["mine.py:Missing"], "cannot be imported"),
+        (["mine.py:Missing"], "cannot be imported: the file has no Missing"),
         (["nowhere.py:Mine"], "cannot be imported"),
         (["no.such.module:Mine"], "cannot be imported"),
-        (["mine.py:Constant"], "no attribute 'refusal'"),
+        (["mine.py:Constant"], "is no learner"),
         (["gbpa:potential=mine.py:Constant"], "shape"),
         (["gbpa:potential=hyperbol"], "did you mean hyperbolic?"),
         (["gbpa"], "potential"),

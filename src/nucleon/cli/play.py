@@ -178,6 +178,8 @@ def _pair(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
         bound *= math.sqrt(min(opponent.shape[-2:]))  # on the Frobenius norm
     game = {"shape": opponent.shape, "radius": shared["radius"], "gradient_bound": bound, **place}
     player = _constructed("learner", learner, constructor, game, options)
+    if not isinstance(player, Learner):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CommandError(f"{learner} is no learner", "derive its class from Learner or GBPA")
     refusal = player.refusal(oblivious=opponent.oblivious, delta=shared["delta"])
     return Pair(player, opponent, (learner, stream), bounded=refusal is None)
 
@@ -208,9 +210,12 @@ def _imported(place: str, name: str) -> Any:
     is_file = path.suffix == ".py"
     sys.path.insert(0, str((path.parent if is_file else Path()).resolve()))
     try:
-        if is_file:
-            return runpy.run_path(place)[name]
-        return getattr(importlib.import_module(place), name)
+        if not is_file:
+            return getattr(importlib.import_module(place), name)
+        content = runpy.run_path(place)
+        if name not in content:
+            raise AttributeError(f"the file has no {name}")
+        return content[name]
     finally:
         del sys.path[0]
 
