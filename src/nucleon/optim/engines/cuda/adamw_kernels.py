@@ -189,7 +189,7 @@ def _enter(weight, average, share, at, inside):
 
 @triton.jit
 def enter(table, shares, TYPE: tl.constexpr, CHUNK: tl.constexpr):
-    """W̄ ← W̄ + σ(W − W̄) of one chunk; W is read in its own dtype, W̄ is float32.
+    """Update W̄ ← W̄ + σ(W − W̄) of a chunk; W is read in its own dtype, W̄ is float32.
 
     A row of the table has the addresses of the chunk in W and in W̄, and its number of entries.
     Whole chunks that begin at multiples of 16 bytes are moved 16 bytes at a time.

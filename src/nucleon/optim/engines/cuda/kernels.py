@@ -67,7 +67,7 @@ def moments(
 ):  # fmt: skip
     """Return a tile of G, of βĜ + G and of S, and the pointers to it in Ĝ.
 
-    S is infinite where the dtype of Ĝ cannot hold the new Ĝ.
+    S is infinite if the new Ĝ overflows its dtype.
     """
     here = matrix(gradients, batch, each, inner, GRADIENT, GRADIENT_BYTES) + at
     g = tl.load(here, mask=inside, other=0.0)
@@ -142,10 +142,10 @@ def measure(
     HAS_GRAM: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
     TABLE_BYTES: tl.constexpr = 16,
 ):  # fmt: skip
-    """Decide from the sums which matrices are taken, and compute the factors into float16.
+    """Compute from the sums the mask of stepped matrices, and the factors into float16.
 
-    factors (6, b): on S, 1/‖[S L]‖_F, on G, its inverse, on M̂, on Ĝ. `copies` is how often L
-    counts: as many columns of LZ have its mean size.
+    factors (6, b): on S, 1/‖[S L]‖_F, on G, its inverse, on M̂, on Ĝ. `copies` is the weight of
+    ‖L‖_F²: the number of columns of Z, since LZ has the mean square copies·‖L‖_F².
     """
     batch, count = tl.program_id(0), tl.num_programs(0)
     total = tl.zeros((BLOCK,), dtype=tl.float64)
@@ -195,7 +195,7 @@ def advance(
     I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr, GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
     GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr, HAS_GRAM: tl.constexpr,
 ):  # fmt: skip
-    """Update Ĝ ← βĜ + G of taken matrices; store S and, for the Gram matrix, G in float16."""
+    """Update Ĝ ← βĜ + G of stepped matrices; store S and, for the Gram matrix, G in float16."""
     batch, count = tl.program_id(1), tl.num_programs(1)
     i, j, inside = tile_of(m, n)
     ok = tl.load(taken + batch) != 0
@@ -262,7 +262,7 @@ def move(
     I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr, WEIGHT: tl.constexpr, BYTES: tl.constexpr,
     DECAYS: tl.constexpr, ON_DEVICE: tl.constexpr,
 ):  # fmt: skip
-    """Update W ← W − rate·P − decay·W of taken matrices."""
+    """Update W ← W − rate·P − decay·W of stepped matrices."""
     batch = tl.program_id(1)
     if tl.load(taken + batch) != 0:
         i, j, inside = tile_of(m, n)
@@ -302,7 +302,7 @@ def step_small(
     MASKED: tl.constexpr, LOOKAHEAD: tl.constexpr, POLYNOMIALS: tl.constexpr, STEPS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, TABLE_BYTES: tl.constexpr = 16,
 ):  # fmt: skip
-    """Ĝ ← βĜ + G and M̂ ← β₂M̂ + GGᵀ where the matrix is taken; P in float32."""
+    """Update Ĝ ← βĜ + G and M̂ ← β₂M̂ + GGᵀ of stepped matrices; store P in float32."""
     batch = tl.program_id(0)
     i, wide = tl.arange(0, M), tl.arange(0, N)
     there = i < m
@@ -465,7 +465,7 @@ def begin(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Start, 
 def enter(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Update Ĝ and M̂ in place by the present gradients; return (X, factors, taken).
 
-    X is S·spread/‖[S L]‖_F in float16, (b, m, n), zero where a matrix does not move; the factors,
+    X is S·spread/‖[S L]‖_F in float16, (b, m, n), zero if a matrix does not move; the factors,
     (6, b), are those of `measure`; `taken`, (b,), is the mask of stepped matrices.
     """
     hyper, m, n = program.hyper, program.m, program.n

@@ -73,7 +73,7 @@ def draw(
     z, streams, steps, key: tl.int64, entries, pairs, each, first,
     DRAWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Standard normals, those of `noise.normal` in float32, rounded to float16.
+    """Store standard normals, those of `noise.normal` in float32, rounded to float16.
 
     `key` is that of the seed; matrix number `first` of the stack has the first Z.
     """
@@ -117,10 +117,10 @@ def cholesky_column(
     grams, factor, root, scale, broken, m, each, j, smoothing, shift, jitter,
     SIDE: tl.constexpr, DEPTH: tl.constexpr, TABLE_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Block column j of Cholesky's factor F, and of L = √Λ_ii·F times `scale` in float16.
+    """Store block column j of Cholesky's factor F, and of L = √Λ_ii·F times `scale` in float16.
 
     Each program has a block below the diagonal, and again the one on it, which it needs first.
-    `broken` becomes 1 where a pivot is not positive, 2 where it is not finite.
+    `broken` becomes 1 if a pivot is not positive, 2 if it is not finite.
     """
     i, batch = j + tl.program_id(0), tl.program_id(1)
     gram = matrix(grams, batch.to(tl.int64), each, m * m, tl.float32, TABLE_BYTES)
@@ -169,7 +169,7 @@ def diagonal_fallback(
     grams, x, root, scale, broken, taken, skipped, m, n, each, smoothing, shift, less,
     SIDE: tl.constexpr, TABLE_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """L = √(m·diag Λ) where Λ is indefinite; 0, and the matrix is skipped, where it is not finite.
+    """Set L to √(m·diag Λ) if Λ is indefinite; to 0, and skip the matrix, if it is not finite.
 
     `less` is 1/√m, by which S and L are then both smaller, so that they fit float16.
     """
@@ -202,7 +202,7 @@ def perturb(
     root, z, x, y, m, n, width,
     DRAWS: tl.constexpr, COPY_ENGINE: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Y = [S 0] + LZ of each draw in float16."""
+    """Store Y = [S 0] + LZ of each draw in float16."""
     across = tl.cdiv(width, TILE)
     # Rows with the most products first: those at the end fill what room is left.
     i = tl.cdiv(m, TILE) - 1 - tl.program_id(0) // across
