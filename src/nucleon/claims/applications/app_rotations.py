@@ -9,22 +9,9 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from nucleon.claims import beside
+from nucleon.claims import beside, engine
 from nucleon.claims.applications import needed
-from nucleon.claims.engine import (
-    Check,
-    Claim,
-    Item,
-    Row,
-    Rows,
-    Run,
-    at_least,
-    at_most,
-    below,
-    cases,
-    least,
-    worst,
-)
+from nucleon.claims.engine import Check, Claim, Item, Row, Rows, Run, at_least, at_most, cases
 from nucleon.claims.oracle import bounds, learners, twins
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.linalg.projections import clip
@@ -199,14 +186,14 @@ def measure(run: Run) -> Iterator[Item]:
     yield from regret_checks(rows)
     turns = rows.where(stream="3-D scans, half turns")
     faml, procrustes = (turns.where(player=name) for name in ("FAML", "Procrustes"))
-    ratio = least(procrustes.column("regret")) / worst(faml.column("regret"))
+    ratio = engine.least(procrustes.column("regret")) / engine.worst(faml.column("regret"))
     yield at_least("half turns: least regret of Procrustes, over the largest of FAML", ratio, 2.0)
     drifting = rows.where(stream="3-D scans, drifting")
     forgetting, keeping = (
         sum(drifting.where(player=name).column("loss")) for name in (FORGETTING, "FAML")
     )
     name = "drifting: mean loss of FAML with a discount, over that without"
-    yield below(name, forgetting / keeping, 1.0)
+    yield engine.below(name, forgetting / keeping, 1.0)
     shares = [row.certificate.regret / row.certificate.bound for row in faml]
     yield at_least("half turns: FAML's regret/bound", shares, TURNS_SHARE)
     columns = {n: n for n in ("stream", "seed", "player", "loss", "regret")}

@@ -9,23 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from nucleon.claims.oracle.algebra import (
-    Array,
-    Project,
-    box,
-    discounted,
-    inner,
-    minimize,
-    moments,
-    nuclear,
-    operator,
-    operator_ball,
-    polar,
-    power,
-    shifted,
-    transposed,
-    wide,
-)
+from nucleon.claims.oracle import algebra
+from nucleon.claims.oracle.algebra import Array, discounted, inner, moments, power, transposed
 
 Direction = Callable[[Array, Array, int], Array]
 """(S, Λ, t) → ∇Ψ(S; Λ) after t rounds."""
@@ -38,7 +23,7 @@ Noise = Callable[[int], Array]
 
 def leader(s: Array, smoothing: Array, t: int = 0) -> Array:
     """Ψ = ‖S‖_*: polar(S)."""
-    return polar(s)
+    return algebra.polar(s)
 
 
 def augmented(s: Array, smoothing: Array, t: int = 0) -> Array:
@@ -54,14 +39,14 @@ def regularized(s: Array, smoothing: Array, t: int = 0) -> Array:
 def maximizer(s: Array, root: Array) -> Array:
     """The X of that maximum, from L."""
     largest = np.linalg.eigvalsh(root)[..., -1]
-    return minimize(-s, lambda x: root @ x, largest, operator_ball(1.0))
+    return algebra.minimize(-s, lambda x: root @ x, largest, algebra.operator_ball(1.0))
 
 
 def perturbed(noise: Noise) -> Direction:
     """Ψ = E‖[S 0] + LZ‖_*, LLᵀ = Λ: the mean of polar's leading block over the given Z."""
 
     def direction(s: Array, smoothing: Array, t: int) -> Array:
-        factors = polar(shifted(s, np.linalg.cholesky(smoothing), noise(t)))
+        factors = algebra.polar(algebra.shifted(s, np.linalg.cholesky(smoothing), noise(t)))
         return factors[..., : s.shape[-1]].mean(0)
 
     return direction
@@ -90,7 +75,7 @@ Rule = Callable[[Array, list[Array]], Array]
 
 def played(rule: Rule, gradients: Array) -> Array:
     """X_1 = 0, X_2 … X_T by a rule that sees every matrix with its short side first."""
-    fed = wide(gradients)
+    fed = algebra.wide(gradients)
     actions = [np.zeros_like(fed[0])]
     for t in range(1, len(fed)):
         actions.append(rule(fed[:t], actions))
@@ -111,7 +96,7 @@ def gbpa(
 
     A `bound` of each round, (T, …), is the one in force after it.
     """
-    largest = np.maximum.accumulate(operator(gradients), 0) if bound is None else bound
+    largest = np.maximum.accumulate(algebra.operator(gradients), 0) if bound is None else bound
     levels = np.broadcast_to(largest, gradients.shape[:-2]) / discount
 
     def action(history: Array, actions: list[Array]) -> Array:
@@ -164,12 +149,12 @@ def one_sided_gaps(gradients: Array, actions: Array, *, radius: float) -> Array:
 
     The actions are X_1 … X_{T+1}, T + 1 of them.
     """
-    fed, x = wide(gradients), wide(actions)
+    fed, x = algebra.wide(gradients), algebra.wide(actions)
     total = np.zeros(fed.shape[1:-2])
     for t in range(1, len(fed) + 1):
         left, _ = _roots(fed[:t], (0.5, 0.0), 0.0)
         slope = fed[t - 1] + left @ (x[t] - x[t - 1]) / (math.sqrt(2) * radius)
-        total = total + inner(slope, x[t]) + radius * nuclear(slope)
+        total = total + inner(slope, x[t]) + radius * algebra.nuclear(slope)
     return total
 
 
@@ -198,7 +183,9 @@ def _roots(history: Array, exponents: tuple[float, float], offset: float) -> tup
 
 def _solved(linear: Array, left: Array, right: Array, eta: float, radius: float) -> Array:
     largest = np.linalg.eigvalsh(left)[..., -1] * np.linalg.eigvalsh(right)[..., -1] / eta
-    return minimize(linear, lambda x: left @ x @ right / eta, largest, operator_ball(radius))
+    return algebra.minimize(
+        linear, lambda x: left @ x @ right / eta, largest, algebra.operator_ball(radius)
+    )
 
 
 def projected_descent(gradients: Array, *, radius: float = 1.0) -> Array:
@@ -207,7 +194,7 @@ def projected_descent(gradients: Array, *, radius: float = 1.0) -> Array:
 
     def action(history: Array, actions: list[Array]) -> Array:
         length = reach / np.sqrt(inner(history, history).sum(0))[..., None, None]
-        return operator_ball(radius)(actions[-1] - length * history[-1])
+        return algebra.operator_ball(radius)(actions[-1] - length * history[-1])
 
     return played(action, gradients)
 
@@ -243,7 +230,7 @@ def adagrad(
         ogd = history[-1] - actions[-1] @ metric
         linear = ogd if update == "ogd" else history.sum(0)
         largest = np.linalg.eigvalsh(metric)[..., -1]
-        return minimize(linear, lambda x: x @ metric, largest, within(ball, radius))
+        return algebra.minimize(linear, lambda x: x @ metric, largest, within(ball, radius))
 
     return played(action, gradients)
 
@@ -256,9 +243,9 @@ def reaches(
     return radius if preconditioner == "diagonal" else euclidean, euclidean
 
 
-def within(ball: Ball, radius: float) -> Project:
+def within(ball: Ball, radius: float) -> algebra.Project:
     """The nearest point of a ball of rows."""
-    return operator_ball(radius) if ball == "l2" else box(radius)
+    return algebra.operator_ball(radius) if ball == "l2" else algebra.box(radius)
 
 
 def metric_of(second: Array, preconditioner: str) -> Array:
@@ -285,5 +272,5 @@ def regret(
 ) -> Array:
     """Σγ^{T-t}⟨G_t, X_t⟩ + D‖Ĝ_T‖, in the norm dual to the ball's."""
     total = discounted(gradients, discount)
-    best = nuclear(total) if ball == "op" else np.abs(total).sum((-2, -1))
+    best = algebra.nuclear(total) if ball == "op" else np.abs(total).sum((-2, -1))
     return discounted(inner(gradients, actions), discount) + radius * best
