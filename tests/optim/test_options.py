@@ -73,6 +73,9 @@ def test_a_late_group_has_the_seed_of_the_others():
     opt.param_groups[0]["seed"] = 4  # as a loaded state does
     opt.add_param_group({"params": [torch.zeros(2, 2)]})
     assert opt.param_groups[1]["seed"] == 4
+    with pytest.raises(ValueError, match="the seeds 4 and 5; pass one seed to the constructor"):
+        opt.add_param_group({"params": [torch.zeros(2, 2)], "seed": 5})
+    assert len(opt.param_groups) == 2
 
 
 def test_an_option_of_the_structure_makes_another_list():

@@ -191,6 +191,11 @@ class MatrixOptimizer(Optimizer, ABC):
             )
         if self.param_groups:  # all matrices of a step share its random length
             param_group = {"seed": self.param_groups[0]["seed"], **param_group}
+            if param_group["seed"] != self.param_groups[0]["seed"]:
+                raise ValueError(
+                    f"the groups have the seeds {self.param_groups[0]['seed']} and "
+                    f"{param_group['seed']}; pass one seed to the constructor, and to no group"
+                )
         group = options.filled(param_group, self.defaults, self.name)
         axes, reasons = (group.pop(fact, None) for fact in ("axes", "reasons"))
         self._check_group(group)
