@@ -63,5 +63,5 @@ CLAIM = Claim(
         f"k = 4 are the reference's to {EXACT:g}; its lengths and τ have their laws."
     ),
     measure=measure,
-    seconds=(80, 6),
+    seconds=(80, 5),
 )
