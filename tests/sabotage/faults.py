@@ -9,7 +9,7 @@ from fault import PATCH, fault, plant, times
 import nucleon
 from nucleon import certificate, moments, noise
 from nucleon.online import admissibility, potentials, regret, streams, theory
-from nucleon.online.learners import adagrad, ftpl, gbpa, scalar_gbpa, shampoo
+from nucleon.online.learners import adagrad, base, ftpl, gbpa, scalar_gbpa, shampoo
 from nucleon.online.o2nc import meter, plans
 from nucleon.online.o2nc import optimizer as o2nc
 from nucleon.online.problems import quasi_newton, rotations
@@ -213,7 +213,7 @@ def half_comparator(exact, self):
     return exact(self) - self.radius * torch.linalg.svdvals(self.total).sum(-1) / 2
 
 
-fault("what signs could force × 2√2", "tightness", (regret.Ledger, "lower"))(times(2 * 2**0.5))
+fault("what signs could force × 2√2", "tightness", (base, "forced_regret"))(times(2 * 2**0.5))
 
 
 # ---- the conversion

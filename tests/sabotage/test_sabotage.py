@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fault import FAULTS, Fault
+from fault import FAULTS, PATCH, Fault
 
 import sabotage
 from nucleon.claims import CLAIMS
@@ -24,6 +24,12 @@ def test_the_table_is_complete():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 25
     assert {claim for fault in FAULTS for claim in fault.claims} == set(CLAIMS)
     assert set(THREE) <= {fault.name for fault in FAULTS}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_can_be_planted(fault):
+    fault.put_in()
+    PATCH.undo()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
