@@ -83,7 +83,7 @@ evidence: $(VENV)/.run
 	$(TESTED) $(PY) benchmarks/evidence.py run --processes 2 --data $(DATA)
 	$(PY) benchmarks/evidence.py report
 
-# Every claim in full, with its figures for docs/gallery.md: about 20 minutes on two idle cores.
+# Every claim in full, with its figures for docs/gallery.md: about 8 minutes on two idle cores.
 gallery: $(VENV)/.run
 	$(PY) -m nucleon reproduce --all --output build/gallery
 	for figure in build/gallery/*/*/*.png; do run=$$(dirname $$figure); \

@@ -91,13 +91,13 @@ def compared(fraction: float, count: int, steps: int) -> dict[str, Any]:
     curvatures = torch.cat((torch.zeros(1), torch.logspace(-3, 3, count, dtype=F64)))
     limit = continuous(fraction, curvatures, CELLS * steps)
 
-    def excess(found: Responses) -> float:
-        return (found.bias.square() - found.cooled_bias.square()).max().item() - EXCESS[fraction]
+    def excess(r: Responses) -> float:
+        return (r.bias.square() - r.cooled_bias.square()).max().item() - EXCESS[fraction]
 
-    def between(found: Responses) -> float:
+    def between(r: Responses) -> float:
         # Every factor falls in the curvature up to 1, so between two points the left average
         # beside the right cooldown is the worst.
-        return (found.noise[:-1] / found.cooled_noise[1:]).max().item()
+        return (r.noise[:-1] / r.cooled_noise[1:]).max().item()
 
     return {
         "noise": max((r.noise / r.cooled_noise).max().item() for r in (flat, sharp)),

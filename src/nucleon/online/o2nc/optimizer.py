@@ -222,17 +222,17 @@ class O2NC(Optimizer):
                 f"learner must be a class such as online.FAML, or a function that returns a "
                 f"learner, got {learner!r}; pass the class, O2NC calls it"
             )
-        made = getattr(learner, "func", learner)  # of a functools.partial
-        accepted = inspect.signature(made).parameters
+        constructor = getattr(learner, "func", learner)  # of a functools.partial
+        accepted = inspect.signature(constructor).parameters
         kinds = {parameter.kind for parameter in accepted.values()}
         # The options of a class are a closed list, also where it passes them on to its base.
-        anything = inspect.Parameter.VAR_KEYWORD in kinds and not isinstance(made, type)
+        anything = inspect.Parameter.VAR_KEYWORD in kinds and not isinstance(constructor, type)
         learners: list[Learner] = []
         for index, param in enumerate(self.params):
             # The optimizers use this seed and stream for their noise, so that Pion's is FTPL's.
             noisy = {"seed": self.param_groups[0]["seed"], "stream": index * SLICES}
             game = {name: x for name, x in noisy.items() if anything or name in accepted}
-            if getattr(made, "plays_discounted", True):
+            if getattr(constructor, "plays_discounted", True):
                 game["discount"] = self.discount
             game |= getattr(learner, "keywords", {})
             game |= {"radius": self.radius, "dtype": param.dtype, "device": param.device}

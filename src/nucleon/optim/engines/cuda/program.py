@@ -61,7 +61,7 @@ class Program:
     @cached_property
     def states(self) -> Sequence[str]:
         """The states in a table of addresses, after the gradients and before the weights."""
-        gram = "gram" if self.has_gram else "skipped"  # a placeholder
+        gram = "gram" if self.has_gram else "skipped"  # not read
         noise = () if self.draws is None else ("stream", "step")
         return ("total", "skipped", "quiet", gram, *noise)
 
