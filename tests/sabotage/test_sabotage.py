@@ -29,7 +29,9 @@ def test_the_table_is_complete():
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_can_be_planted(fault):
     fault.put_in()
+    differs = any(vars(owner).get(name) is not exact for owner, name, exact in PATCH._setattr)
     PATCH.undo()
+    assert differs
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
