@@ -335,6 +335,13 @@ def test_each_block_of_a_fused_weight_has_its_own_gram():
 # --------------------------------------------------------------------------------- bad input
 
 
+def with_nan(model):
+    (old,) = adamw(model)
+    train(model, [old], [0])
+    old.state[model[0].weight]["exp_avg"][0, 0] = torch.nan
+    return old
+
+
 def stepped(make):
     def build(model):
         old = make(model.parameters())
@@ -351,6 +358,7 @@ BAD = {
     "NAdam": (stepped(torch.optim.NAdam), {}, "NAdam .* cannot be converted"),
     "Adam's decay": (stepped(lambda p: torch.optim.Adam(p, weight_decay=0.1)), {}, "adds it to"),
     "amsgrad": (stepped(lambda p: torch.optim.AdamW(p, amsgrad=True)), {}, "amsgrad"),
+    "not finite": (with_nan, {}, r"exp_avg of 0\.weight must be finite"),
     "certify": (stepped(torch.optim.AdamW), {"certify": True}, "convert without it"),
     "option": (stepped(torch.optim.AdamW), {"speed": 3}, "no option 'speed'"),
 }

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nucleon import _checks
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import gram_decay
 from nucleon.optim.matrices import stacks
@@ -70,6 +71,10 @@ def converted(
             "the old optimizer has no state of any parameter of the model; pass optimizers of this "
             "model, after at least one step"
         )
+    for name, param in model.named_parameters():
+        for key, value in old[param][1].items() if param in old else ():
+            if isinstance(value, Tensor):  # a NaN would make every step skip the matrix
+                _checks.finite(f"{key} of {name}", value)
     new = kind.for_model(model, **_options(model, old, options))
     if any(group["certify"] for group in new.param_groups):
         raise ValueError("certify=True needs a run from its start; convert without it")
